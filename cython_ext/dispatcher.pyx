@@ -2,11 +2,11 @@
 
 Theory of operation
 -------------------
-Decisions are made by the board (``board.pxd``), which knows no clock and no page. This module is the shell around it:
-the thread, the clock, the relay page that it hears from and the grants pages that it writes.
+The lease table (``lease_table.pxd``) decides; it knows no clock and no page. This module is the shell around it: the
+thread, the clock, the relay page that it reads and the grants pages that it writes.
 
 The thread sleeps on the relay page's doorbell until the next deadline. Awake, it takes the dirty bits, reports those
-entries to the board, steps it, and writes the pages of the desks that were touched. Python's commands do the same
+entries to the table, steps it, and writes the pages of the queues that were touched. Python's commands do the same
 from Python's thread, so that a lease that is due goes within the call; the thread is woken only if it would sleep too
 long.
 
@@ -16,14 +16,14 @@ drain somebody waits for, since waking an idle core takes longer than the hand-o
 
 Locks and order
 ---------------
-``lock`` protects the board and every page's plan; it is held for microseconds, by the thread or by one Python caller,
+``lock`` protects the table and every page's plan; it is held for microseconds, by the thread or by one Python caller,
 who takes it without the GIL. No other lock is taken under it. Futex wakes and the eventfd are written after it is let
 go.
 
 Doorbell: its value is read before the dirty bits are taken; relays set their bit before they ring. So a bit set too
 late for this pass finds the doorbell moved, and the wait returns at once.
 
-The words of a relay's entry and of a grants page have their order, too (deskpages.pxd).
+The words of a relay's entry and of a grants page have their order, too (queue_pages.pxd).
 """
 
 from libc.errno cimport errno
@@ -31,15 +31,16 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memset, strerror
 
-from cython_ext.board cimport (
-    BOARD_EMPTY, BOARD_FULL, BOARD_OK, LATENESS_BINS, LeaseTable, board_add, board_allowed_ns, board_deadline,
-    board_free, board_handover_ns, board_new, board_publish, board_remove, board_report, board_step, board_withdraw,
+from cython_ext.lease_table cimport (
+    TABLE_EMPTY, TABLE_FULL, TABLE_OK, LATENESS_BINS, LeaseTable, table_add, table_allowed_ns, table_deadline,
+    table_free, table_handover_ns, table_new, table_publish, table_remove, table_report, table_step, table_withdraw,
     event_reading, read_turn,
 )
-from cython_ext.boardevents cimport EVENT_OBSERVED, RING, BoardEvent, desk_reading, ring_visited
-from cython_ext.deskpages cimport read_report, write_page
-from cython_ext.desks cimport (
-    TURNS, VgpuQueue, GrantView, Report, PublishedLease, desk_face, desk_free_epoch, first_waiting, next_key, put,
+from cython_ext.lease_events cimport EVENT_OBSERVED, RING, LeaseEvent, queue_reading, ring_visited
+from cython_ext.queue_pages cimport read_report, write_page
+from cython_ext.vgpu_queue cimport (
+    MOST_LEASES, GrantView, PublishedLease, Report, VgpuQueue, first_waiting, next_key, put, queue_free_epoch,
+    queue_view,
 )
 from cython_ext.layout cimport (
     FOREVER_NS, MAX_VGPUS, GrantsPage as Grants, RelayEntry, RelayPage as Relays, pthread_mutex_t,
@@ -72,8 +73,8 @@ ctypedef Grants* GrantsAt
 
 cdef struct Engine:
     pthread_mutex_t lock
-    LeaseTable* board
-    BoardEvent* spare        # the other event buffer: Python reads one while the thread fills the other
+    LeaseTable* table
+    LeaseEvent* spare        # the other event buffer: Python reads one while the thread fills the other
     Relays* relays
     GrantsAt[256] pages       # NULL: no such vGPU
     uint64_t[4] wake         # pages whose sleepers must be woken once the lock is free
@@ -97,29 +98,29 @@ cdef inline void tell_free(Engine* engine, bint is_free) noexcept nogil:
     engine.free = is_free
     for key in range(MAX_VGPUS):
         if engine.pages[key] != NULL:
-            store32(&engine.pages[key].free_epoch, desk_free_epoch(&engine.board.desks[key]) if is_free else 0)
+            store32(&engine.pages[key].free_epoch, queue_free_epoch(&engine.table.queues[key]) if is_free else 0)
 
 
 cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
-    """Step the board and let the pages follow. Under the lock."""
-    cdef GrantView face
+    """Step the table and let the pages follow. Under the lock."""
+    cdef GrantView view
     cdef int key
-    board_step(engine.board, at_ns)
-    if not engine.board.free:
+    table_step(engine.table, at_ns)
+    if not engine.table.free:
         tell_free(engine, 0)     # before the pages: what is granted now may be begun at once
-    key = next_key(engine.board.touched, 0)
+    key = next_key(engine.table.touched, 0)
     while key >= 0:
         if engine.pages[key] != NULL:
-            desk_face(&engine.board.desks[key], engine.board.free, &face)
-            write_page(engine.pages[key], &face)
+            queue_view(&engine.table.queues[key], engine.table.free, &view)
+            write_page(engine.pages[key], &view)
             put(engine.wake, key, 1)
-        put(engine.board.touched, key, 0)
-        key = next_key(engine.board.touched, key + 1)
-    tell_free(engine, engine.board.free)
+        put(engine.table.touched, key, 0)
+        key = next_key(engine.table.touched, key + 1)
+    tell_free(engine, engine.table.free)
 
 
 cdef inline void hear(Engine* engine) noexcept nogil:
-    """Report the dirty entries to the board. Under the lock."""
+    """Report the dirty entries to the table. Under the lock."""
     cdef uint64_t[4] dirty
     cdef Report report
     cdef int64_t at_ns
@@ -127,12 +128,12 @@ cdef inline void hear(Engine* engine) noexcept nogil:
     for i in range(4):
         dirty[i] = exchange64(&engine.relays.dirty[i], 0)
     at_ns = now_ns()                     # after the bits: no report can be from later
-    board_step(engine.board, at_ns)
+    table_step(engine.table, at_ns)
     key = next_key(dirty, 0)
     while key >= 0:
         engine.reports += 1
         read_report(&engine.relays.entries[key], &report)
-        board_report(engine.board, key, &report, at_ns)
+        table_report(engine.table, key, &report, at_ns)
         key = next_key(dirty, key + 1)
 
 
@@ -147,11 +148,11 @@ cdef inline void beat(Engine* engine, int64_t at_ns) noexcept nogil:
 cdef inline int64_t next_look_ns(Engine* engine, int64_t at_ns, bint* spin) noexcept nogil:
     """Until when the thread may rest, as things stand; ``spin``: awake. Under the lock."""
     cdef bint sharp
-    cdef int64_t deadline_ns = board_deadline(engine.board, &sharp)
+    cdef int64_t deadline_ns = table_deadline(engine.table, &sharp)
     cdef int64_t handover_ns = FOREVER_NS, lasted_ns = 0, before_ns, after_ns
     cdef int64_t until_ns = min(deadline_ns, engine.beat_ns)
     if engine.spins:
-        handover_ns = board_handover_ns(engine.board, at_ns, &lasted_ns)
+        handover_ns = table_handover_ns(engine.table, at_ns, &lasted_ns)
     before_ns = awake_before_ns(lasted_ns)
     after_ns = awake_after_ns(lasted_ns)
     spin[0] = 1
@@ -171,7 +172,7 @@ cdef inline void let_go(Engine* engine) noexcept nogil:
     """Give up the lock, then tell whom it concerns. A page may vanish meanwhile: a wake on no memory does nothing."""
     cdef uint64_t[4] wake
     cdef GrantsAt[256] pages
-    cdef bint signal = engine.board.ring.pressing and not engine.signalled
+    cdef bint signal = engine.table.ring.pressing and not engine.signalled
     cdef bint thread_oversleeps, spin
     cdef int key, i
     for i in range(4):
@@ -230,13 +231,13 @@ cdef void* engine_main(void* argument) noexcept nogil:
             futex_wait(&engine.relays.doorbell, heard, until_ns)
 
 
-cdef int engine_publish(Engine* engine, uint32_t key, const PublishedLease* turn) noexcept nogil:
+cdef int engine_publish(Engine* engine, uint32_t key, const PublishedLease* published) noexcept nogil:
     cdef int64_t at_ns
     cdef int result
     pthread_mutex_lock(&engine.lock)
     at_ns = now_ns()
-    board_step(engine.board, at_ns)
-    result = board_publish(engine.board, key, turn, at_ns)
+    table_step(engine.table, at_ns)
+    result = table_publish(engine.table, key, published, at_ns)
     settle(engine, at_ns)
     let_go(engine)
     return result
@@ -247,8 +248,8 @@ cdef bint engine_withdraw(Engine* engine, uint32_t key, uint32_t epoch) noexcept
     cdef bint result
     pthread_mutex_lock(&engine.lock)
     at_ns = now_ns()
-    board_step(engine.board, at_ns)
-    result = board_withdraw(engine.board, key, epoch, at_ns)
+    table_step(engine.table, at_ns)
+    result = table_withdraw(engine.table, key, epoch, at_ns)
     settle(engine, at_ns)
     let_go(engine)
     return result
@@ -261,7 +262,7 @@ cdef void engine_allow(Engine* engine, uint32_t key, uint32_t epoch, int64_t all
     cdef int64_t allowed_ns
     pthread_mutex_lock(&engine.lock)
     page = engine.pages[key]
-    allowed_ns = board_allowed_ns(engine.board, key, epoch, allowance_ns)
+    allowed_ns = table_allowed_ns(engine.table, key, epoch, allowance_ns)
     if page != NULL:
         if (page.allowed_ns == 0) != (allowed_ns == 0):
             add32(&page.change, 1)
@@ -279,7 +280,7 @@ cdef void engine_add(Engine* engine, uint32_t key, Grants* page) noexcept nogil:
     storei64(&page.alive_ns, at_ns)
     storei64(&page.allowed_ns, 0)
     read_report(&engine.relays.entries[key], &report)
-    board_add(engine.board, key, &report, at_ns)
+    table_add(engine.table, key, &report, at_ns)
     settle(engine, at_ns)
     let_go(engine)
 
@@ -288,7 +289,7 @@ cdef void engine_remove(Engine* engine, uint32_t key) noexcept nogil:
     cdef int64_t at_ns
     pthread_mutex_lock(&engine.lock)
     at_ns = now_ns()
-    board_remove(engine.board, key, at_ns)
+    table_remove(engine.table, key, at_ns)
     settle(engine, at_ns)
     futex_wake(&engine.pages[key].change, INT_MAX)       # now: its maker unmaps it next
     put(engine.wake, key, 0)
@@ -320,8 +321,8 @@ cdef class Dispatcher:
         engine.relays = relay_page.get()
         engine.events_descriptor = -1
         engine.spins = may_spin()
-        engine.board = board_new()
-        engine.spare = <BoardEvent*>calloc(RING, sizeof(BoardEvent))
+        engine.table = table_new()
+        engine.spare = <LeaseEvent*>calloc(RING, sizeof(LeaseEvent))
         if engine.spare == NULL:
             raise MemoryError
         engine.events_descriptor = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)
@@ -385,16 +386,16 @@ cdef class Dispatcher:
         no lease can be, ``OverflowError`` with eight leases of the vGPU undrained.
         """
         cdef uint32_t index = self.known(key)
-        cdef PublishedLease turn
+        cdef PublishedLease published
         cdef int result
-        read_turn(&turn, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, alone, window_ns)
+        read_turn(&published, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, alone, window_ns)
         with nogil:
-            result = engine_publish(self.engine, index, &turn)
-        if result == BOARD_EMPTY:
+            result = engine_publish(self.engine, index, &published)
+        if result == TABLE_EMPTY:
             raise ValueError(f"lease {epoch} ends at {end_ns}, which is not after its start at {start_ns}")
-        if result == BOARD_FULL:
-            raise OverflowError(f"lease {epoch}: vGPU {key} has {TURNS} leases that have not drained already")
-        return result == BOARD_OK
+        if result == TABLE_FULL:
+            raise OverflowError(f"lease {epoch}: vGPU {key} has {MOST_LEASES} leases that have not drained already")
+        return result == TABLE_OK
 
     def withdraw(self, key, epoch):
         """Execute ``Withdraw``. True: taken back. False: it is over, or it went and ends now (events follow)."""
@@ -417,19 +418,19 @@ cdef class Dispatcher:
     def events(self):
         """What happened since the last call, oldest first. Ends with a LOST event if the ring was too small."""
         cdef Engine* engine = self.running()
-        cdef BoardEvent* filled
+        cdef LeaseEvent* filled
         cdef uint32_t count
         cdef uint64_t lost
         cdef unsigned long ignored
         with nogil:
             eventfd_read(engine.events_descriptor, &ignored)
             pthread_mutex_lock(&engine.lock)
-            filled = engine.board.ring.events
-            count = engine.board.ring.count
-            lost = engine.board.ring.lost
-            engine.board.ring.events = engine.spare
+            filled = engine.table.ring.events
+            count = engine.table.ring.count
+            lost = engine.table.ring.lost
+            engine.table.ring.events = engine.spare
             engine.spare = filled
-            ring_visited(&engine.board.ring)
+            ring_visited(&engine.table.ring)
             engine.signalled = 0
             pthread_mutex_unlock(&engine.lock)
         found = [event_reading(&filled[i]) for i in range(count)]
@@ -441,39 +442,39 @@ cdef class Dispatcher:
         """The vGPU's newest lease in force, read now, as an OBSERVED event; None if it holds none."""
         cdef uint32_t index = self.known(key)
         cdef Engine* engine = self.engine
-        cdef BoardEvent event
-        cdef VgpuQueue desk
-        cdef PublishedLease* turn
+        cdef LeaseEvent event
+        cdef VgpuQueue queue
+        cdef PublishedLease* published
         memset(&event, 0, sizeof(event))
         with nogil:
             pthread_mutex_lock(&engine.lock)
-            desk = engine.board.desks[index]
+            queue = engine.table.queues[index]
             pthread_mutex_unlock(&engine.lock)
-        if first_waiting(&desk) == 0:
+        if first_waiting(&queue) == 0:
             return None
-        read_report(&engine.relays.entries[index], &desk.report)
-        turn = &desk.turns[first_waiting(&desk) - 1]
+        read_report(&engine.relays.entries[index], &queue.report)
+        published = &queue.leases[first_waiting(&queue) - 1]
         event.kind = EVENT_OBSERVED
         event.key = index
-        event.epoch = turn.lease.epoch
+        event.epoch = published.lease.epoch
         event.at_ns = now_ns()
-        desk_reading(&desk, turn, &event)
+        queue_reading(&queue, published, &event)
         return event_reading(&event)
 
     def outstanding(self, key):
         """The vGPU's live leases, oldest first: (epoch, whether GO was given)."""
         cdef uint32_t index = self.known(key)
-        cdef VgpuQueue desk
+        cdef VgpuQueue queue
         with nogil:
             pthread_mutex_lock(&self.engine.lock)
-            desk = self.engine.board.desks[index]
+            queue = self.engine.table.queues[index]
             pthread_mutex_unlock(&self.engine.lock)
-        return [(desk.turns[i].lease.epoch, bool(desk.turns[i].went)) for i in range(desk.live)]
+        return [(queue.leases[i].lease.epoch, bool(queue.leases[i].went)) for i in range(queue.live)]
 
     def wants(self, key):
         """Whether the vGPU wants a token, as last reported."""
         cdef uint32_t index = self.known(key)
-        return bool(self.engine.board.desks[index].want)
+        return bool(self.engine.table.queues[index].want)
 
     def demand(self, key):
         """What the hooks measured of the vGPU's processes, as ``DemandReading``. A tenant's word."""
@@ -488,10 +489,10 @@ cdef class Dispatcher:
     def stats(self):
         """Counters since the start, as ``DispatcherStats``."""
         cdef Engine* engine = self.running()
-        cdef LeaseTable* board = engine.board
+        cdef LeaseTable* table = engine.table
         return DispatcherStats(
-            engine.wakes, engine.reports, board.gos, board.forced, board.ring.total, board.ring.lost_total,
-            tuple([board.lateness[i] for i in range(LATENESS_BINS)]),
+            engine.wakes, engine.reports, table.gos, table.forced, table.ring.total, table.ring.lost_total,
+            tuple([table.lateness[i] for i in range(LATENESS_BINS)]),
         )
 
     def close(self):
@@ -511,7 +512,7 @@ cdef class Dispatcher:
         if engine.events_descriptor >= 0:
             close_descriptor(engine.events_descriptor)
         pthread_mutex_destroy(&engine.lock)
-        board_free(engine.board)
+        table_free(engine.table)
         free(engine.spare)
         free(engine)
         for page in self.grants_pages:

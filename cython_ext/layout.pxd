@@ -281,7 +281,7 @@ cdef struct RelayEntry:
     int64_t predicted_end_ns     # latest over processes of Slot.predicted_end_ns
     int64_t counted_ns       # busy_ns is known up to here: earliest of the processes with work
     uint32_t tail_epoch      # as in Slot, of a vGPU with one process
-    uint32_t stranded_epoch  # in force, and drained by a process that wants: it can go on under another one only
+    uint32_t split_drain_epoch  # in force, and drained by a process that wants: it can go on under another one only
     int64_t submitted_ns     # when the first work was submitted under the lease ...
     uint32_t submitted_epoch     # ... which is the newest that any was submitted under
     uint32_t demand_ppm      # the highest of the processes'

@@ -201,7 +201,7 @@ cdef inline void release_ahead(Wire* wire, int64_t at_ns) noexcept nogil:
             cas32(&slot.turn, turn, wire.held.epoch)
 
 
-cdef inline void hush_sleepers(Wire* wire) noexcept nogil:
+cdef inline void clear_stale_wants(Wire* wire) noexcept nogil:
     """A process that asked for the lease that has just ended and slept through all of it (stopped, frozen) wants no
     more: others need not wait for it again. Awake, its gate says anew what it wants, within one look. Who waited for
     the baton did not sleep."""
@@ -454,7 +454,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     cdef uint32_t drained = 0
     cdef Merged merged
     follow_plan(wire, at_ns)
-    hush_sleepers(wire)
+    clear_stale_wants(wire)
     release_ahead(wire, at_ns)
     pass_baton(wire, at_ns)
     merge_slots(wire, wire.held.epoch, at_ns, &merged)
@@ -501,7 +501,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     if merged.stranded and merged.processes > 1 and in_force(wire) and wire.told_stranded != wire.held.epoch:
         # Its end was moved away when some had drained it already and others not: let all go on under the next one.
         wire.told_stranded = wire.held.epoch
-        store32(&entry.stranded_epoch, wire.held.epoch)
+        store32(&entry.split_drain_epoch, wire.held.epoch)
         must_ring = 1
     if returned:
         wire.told_returned = wire.held.epoch

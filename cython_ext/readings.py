@@ -225,7 +225,7 @@ class RelayReading:
     refill_ns: int
     want_since_ns: int
     tail_epoch: int
-    stranded_epoch: int
+    split_drain_epoch: int
     submitted_epoch: int
     submitted_ns: int
     demand_ppm: int

@@ -19,7 +19,7 @@ in between, its successor does (``take_back``).
 
 *Sleepers.* A stopped process says nothing, not even that its lease has begun. So while the vGPU wants the relay looks
 at the plan itself every LOOK_WANTED_NS, and again when the lease ends: one that nobody used has drained then, and the
-process that slept through it is taken to want no more until it speaks again (``hush_sleepers``).
+process that slept through it is taken to want no more until it speaks again (``clear_stale_wants``).
 
 *Deaths.* Each admitted process has a watcher: a thread with a small stack, asleep on the lock word of ``Slot.alive``,
 which the process's hook thread holds for life. The kernel marks the word (FUTEX_OWNER_DIED) and wakes us in the very
@@ -284,7 +284,7 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
     wire.told_returned = load32(&entry.returned_epoch)
     wire.told_drained = load32(&entry.drained_epoch)
     wire.told_tail = load32(&entry.tail_epoch)
-    wire.told_stranded = load32(&entry.stranded_epoch)
+    wire.told_stranded = load32(&entry.split_drain_epoch)
     wire.told_context_ns = 0
     wire.busy_ns = max(wire.busy_ns, load64(&entry.busy_ns))
     wire.launches = max(wire.launches, load64(&entry.launches))

@@ -70,7 +70,7 @@ cdef class RelayPage(Page):
             refill_ns=at_least_zero(entry.refill_ns),
             want_since_ns=at_least_zero(entry.want_since_ns),
             tail_epoch=native.load32(&entry.tail_epoch),
-            stranded_epoch=native.load32(&entry.stranded_epoch),
+            split_drain_epoch=native.load32(&entry.split_drain_epoch),
             submitted_epoch=native.load32(&entry.submitted_epoch),
             submitted_ns=at_least_zero(entry.submitted_ns),
             demand_ppm=part_of(native.load32(&entry.demand_ppm)),

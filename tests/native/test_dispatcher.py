@@ -1,4 +1,4 @@
-"""The dispatcher's thread on real pages. What it decides is tested in test_board.py; here, that it does it."""
+"""The dispatcher's thread on real pages. What it decides is tested in test_lease_table.py; here, that it does it."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cython_ext.board import PyBoard
+from cython_ext.lease_table import PyLeaseTable
 from cython_ext.nativelogic import EARLY_NS
 from cython_ext.readings import EventKind
 
@@ -39,14 +39,14 @@ class Lease:
     published_ns: int
     go_ns: int | None = None
     on_go: bool = False
-    unheard: bool = False
-    stranded: bool = False
+    unacknowledged: bool = False
+    split_drain: bool = False
     stood: bool = False
 
 
 @dataclass
 class Twin:
-    """The rules of the board, each written down once and without regard to cost."""
+    """The rules of the table, each written down once and without regard to cost."""
 
     leases: list[Lease] = field(default_factory=list)
     wants: dict[int, bool] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Twin:
             return self.rests and not older and [key for key in KEYS if self.wants[key]] == [lease.key]
         if now_ns >= lease.go_by_ns:
             return True
-        if not lease.on_want and any(other.unheard and other.key != lease.key for other in self.leases):
+        if not lease.on_want and any(other.unacknowledged and other.key != lease.key for other in self.leases):
             return False
         undrained = any(self.find(*pair) for pair in lease.after)
         still_held = older and (older.end_ns is None or now_ns < older.end_ns)
@@ -98,7 +98,7 @@ class Twin:
         older = self.older(lease)
         held_ns = 0 if older is None else lease.go_by_ns if older.end_ns is None else min(older.end_ns, lease.go_by_ns)
         by_clock_ns = max(lease.start_ns, lease.published_ns, held_ns)
-        lease.unheard = lease.alone
+        lease.unacknowledged = lease.alone
         lease.go_ns = now_ns if lease.on_go else min(now_ns, by_clock_ns)
         taken_epoch, taken_ns = self.submitted[lease.key]
         first_ns = lease.go_ns
@@ -161,22 +161,22 @@ class Twin:
         return later.seen == self.seen
 
 
-class BoardAgainstTwin(RuleBasedStateMachine):
-    """Every command, report and moment, in any order: the board says what the twin says, and knows what comes next."""
+class LeaseTableAgainstTwin(RuleBasedStateMachine):
+    """Every command, report and moment, in any order: the table says what the twin says, and knows what comes next."""
 
     @initialize(epoch=st.sampled_from([1, EPOCHS - 6]))
     def begin(self, epoch: int) -> None:
-        self.board = PyBoard()
+        self.table = PyLeaseTable()
         self.twin = Twin()
         self.now_ns = 1_000_000_000
         self.epoch = epoch
-        self.words = {key: [0, 0, 0, 0] for key in KEYS}  # returned, drained, at its tail, stranded, as last said
+        self.words = {key: [0, 0, 0, 0] for key in KEYS}  # returned, drained, at its tail, split_drain, as last said
         self.newest: dict[int, int] = {}
         for key in KEYS:
             self.add(key)
 
     def add(self, key: int) -> None:
-        self.board.add(key, self.now_ns)
+        self.table.add(key, self.now_ns)
         self.twin.wants[key] = False
         self.twin.changed_ns[key] = self.now_ns
         self.twin.tails[key] = 0
@@ -189,8 +189,8 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         return self.epoch
 
     def compare(self) -> None:
-        assert self.board.pressing == (len(self.twin.seen) > self.twin.hushed)
-        events, lost = self.board.events()
+        assert self.table.pressing == (len(self.twin.seen) > self.twin.hushed)
+        events, lost = self.table.events()
         assert lost == 0
         heard = [
             (e.kind, e.vgpu, e.epoch, e.at_ns, e.end_ns, e.taken_ns if e.kind is EventKind.WENT else e.wants)
@@ -201,7 +201,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         self.twin.seen.clear()
         self.twin.hushed = 0
         for key in KEYS:
-            assert self.board.outstanding(key) == [(x.epoch, x.go_ns is not None) for x in self.twin.own(key)]
+            assert self.table.outstanding(key) == [(x.epoch, x.go_ns is not None) for x in self.twin.own(key)]
 
     @rule(
         key=st.sampled_from(KEYS),
@@ -230,16 +230,16 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         go_by_ns = start_ns + patience * 100_000
         if again is None and len(live) == 8:
             with pytest.raises(OverflowError):
-                self.board.publish(
+                self.table.publish(
                     key, self.epoch % (EPOCHS - 1) + 1, start_ns, end_ns, (), 0, early, on_want, self.now_ns
                 )
             return self.compare_after_step()
         epoch = again.epoch if again else self.next_epoch()
-        assert self.board.publish(key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, self.now_ns, alone)
+        assert self.table.publish(key, epoch, start_ns, end_ns, after, go_by_ns, early, on_want, self.now_ns, alone)
         self.twin.step(self.now_ns)
         if again and again.go_ns is not None:
-            again.end_ns = again.end_ns if again.stranded else end_ns
-            again.unheard = False
+            again.end_ns = again.end_ns if again.split_drain else end_ns
+            again.unacknowledged = False
         else:
             live_pairs = {pair for pair in after if self.twin.find(*pair)}
             wait_for = {pair for pair in live_pairs if not self.twin.at_tail(*pair, self.now_ns)}
@@ -264,17 +264,17 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         epoch = self.newest.get(key, 0)
         self.twin.step(self.now_ns)
         if epoch and not self.twin.find(key, epoch):
-            assert not self.board.publish(key, epoch, self.now_ns, None, (), 0, True, False, self.now_ns)
+            assert not self.table.publish(key, epoch, self.now_ns, None, (), 0, True, False, self.now_ns)
 
     @rule(key=st.sampled_from(KEYS), data=st.data())
     def withdraw(self, key: int, data: st.DataObject) -> None:
-        self.board.step(self.now_ns)
+        self.table.step(self.now_ns)
         self.compare_after_step()
         live = self.twin.own(key)
         if not live:
             return
         lease = data.draw(st.sampled_from(live), "lease")
-        assert self.board.withdraw(key, lease.epoch, self.now_ns) == (lease.go_ns is None)
+        assert self.table.withdraw(key, lease.epoch, self.now_ns) == (lease.go_ns is None)
         if lease.go_ns is None:
             self.twin.leases.remove(lease)
         else:
@@ -294,7 +294,7 @@ class BoardAgainstTwin(RuleBasedStateMachine):
     @rule(key=st.sampled_from(KEYS), ago_ns=st.sampled_from([0, 30_000, 999_999, 5_000_000, -1_000_000]))
     def takes(self, key: int, ago_ns: int) -> None:
         """Its lease if it may, or else what it likes: that is a tenant's word."""
-        epoch = self.board.plan(key).free_epoch or self.epoch
+        epoch = self.table.plan(key).free_epoch or self.epoch
         self.twin.submitted[key] = (epoch, self.now_ns - ago_ns)
         self.hear(key, True, *self.words[key], self.now_ns)
 
@@ -317,18 +317,18 @@ class BoardAgainstTwin(RuleBasedStateMachine):
         returned = data.draw(st.sampled_from([self.words[key][0], *words]), "returned")
         drained = data.draw(st.sampled_from([self.words[key][1], *words]), "drained")
         tail = data.draw(st.sampled_from([self.words[key][2], *words]), "tail")
-        stranded = data.draw(st.sampled_from([self.words[key][3], *words]), "stranded")
+        split_drain = data.draw(st.sampled_from([self.words[key][3], *words]), "split_drain")
         at_ns = self.now_ns + data.draw(st.sampled_from([-10_000_000, -50_000, 0, 10**12]), "drained_ns")
-        self.hear(key, want, returned, drained, tail, stranded, at_ns)
+        self.hear(key, want, returned, drained, tail, split_drain, at_ns)
 
-    def hear(self, key: int, want: bool, returned: int, drained: int, tail: int, stranded: int, at_ns: int) -> None:
-        self.board.report(
+    def hear(self, key: int, want: bool, returned: int, drained: int, tail: int, split_drain: int, at_ns: int) -> None:
+        self.table.report(
             key, self.now_ns, want=want, returned_epoch=returned, drained_epoch=drained, tail_epoch=tail,
-            stranded_epoch=stranded, drained_ns=at_ns,
+            split_drain_epoch=split_drain, drained_ns=at_ns,
             submitted_epoch=self.twin.submitted[key][0], submitted_ns=self.twin.submitted[key][1],
         )  # fmt: skip
         self.twin.step(self.now_ns)
-        before, self.words[key] = self.words[key], [returned, drained, tail, stranded]
+        before, self.words[key] = self.words[key], [returned, drained, tail, split_drain]
         self.twin.tails[key] = tail
         for old, new, wants in ((before[0], returned, False), (before[1], drained, want)):
             finished = self.finish(key, old, new, at_ns, wants)
@@ -337,10 +337,10 @@ class BoardAgainstTwin(RuleBasedStateMachine):
                 self.twin.changed_ns[key] = self.now_ns
         if tail != before[2]:
             self.twin.tail(key, tail, self.now_ns)
-        lease = self.twin.find(key, stranded)
-        if stranded != before[3] and lease and lease.go_ns is not None:
+        lease = self.twin.find(key, split_drain)
+        if split_drain != before[3] and lease and lease.go_ns is not None:
             lease.end_ns = self.now_ns if lease.end_ns is None else min(lease.end_ns, self.now_ns)
-            lease.stranded = True
+            lease.split_drain = True
         if self.twin.wants[key] != want:
             self.twin.wants[key] = want
             self.twin.changed_ns[key] = self.now_ns
@@ -363,36 +363,36 @@ class BoardAgainstTwin(RuleBasedStateMachine):
 
     @rule(key=st.sampled_from(KEYS))
     def remove_and_add(self, key: int) -> None:
-        self.board.step(self.now_ns)
+        self.table.step(self.now_ns)
         self.compare_after_step()
-        self.board.remove(key, self.now_ns)
+        self.table.remove(key, self.now_ns)
         if any(lease.go_ns is not None for lease in self.twin.own(key)):
             self.twin.over_ns = self.now_ns
         self.twin.leases = [lease for lease in self.twin.leases if lease.key != key]
         self.add(key)
-        self.board.step(self.now_ns)
+        self.table.step(self.now_ns)
         self.compare_after_step()
 
     @rule(passes_ns=st.sampled_from([1, 50_000, 199_999, 400_000, 3_000_000]))
     def time_passes(self, passes_ns: int) -> None:
         until_ns = self.now_ns + passes_ns
-        while (deadline_ns := self.board.deadline_ns()) is not None and deadline_ns <= until_ns:
+        while (deadline_ns := self.table.deadline_ns()) is not None and deadline_ns <= until_ns:
             assert deadline_ns > self.now_ns, "what is due now was not done"
             assert self.twin.quiet_at(deadline_ns - 1), "the deadline comes too late"
             assert not self.twin.quiet_at(deadline_ns), "the deadline comes too early"
             self.now_ns = deadline_ns
-            self.board.step(self.now_ns)
+            self.table.step(self.now_ns)
             self.compare_after_step()
         self.now_ns = until_ns
-        self.board.step(self.now_ns)
+        self.table.step(self.now_ns)
         self.compare_after_step()
 
     @invariant()
     def pages_show_what_is_in_force(self) -> None:
-        if not hasattr(self, "board"):
+        if not hasattr(self, "table"):
             return
         for key in KEYS:
-            plan = self.board.plan(key)
+            plan = self.table.plan(key)
             own = self.twin.own(key)
             went = [lease for lease in own if lease.go_ns is not None]
             waiting = [lease for lease in own if lease.go_ns is None]
@@ -410,5 +410,5 @@ class BoardAgainstTwin(RuleBasedStateMachine):
             assert plan.open_epoch == (went[-1].epoch if open_ended else 0)
 
 
-BoardAgainstTwin.TestCase.settings = settings(stateful_step_count=50, max_examples=10 * settings().max_examples)
-TestBoardAgainstTwin = BoardAgainstTwin.TestCase
+LeaseTableAgainstTwin.TestCase.settings = settings(stateful_step_count=50, max_examples=10 * settings().max_examples)
+TestLeaseTableAgainstTwin = LeaseTableAgainstTwin.TestCase

@@ -2,7 +2,7 @@ from collections.abc import Iterable
 
 from cython_ext.readings import Event, PlanReading
 
-class PyBoard:
+class PyLeaseTable:
     def add(self, key: int, now_ns: int) -> None: ...
     def remove(self, key: int, now_ns: int) -> None: ...
     def publish(
@@ -28,7 +28,7 @@ class PyBoard:
         returned_epoch: int = 0,
         drained_epoch: int = 0,
         tail_epoch: int = 0,
-        stranded_epoch: int = 0,
+        split_drain_epoch: int = 0,
         drained_ns: int = 0,
         busy_ns: int = 0,
         submitted_epoch: int = 0,

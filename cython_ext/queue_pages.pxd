@@ -1,5 +1,5 @@
-"""What the dispatcher reads and writes in shared memory, word by word: a relay's entry becomes the report for a desk, a
-desk's face is written into its vGPU's grants page.
+"""What the dispatcher reads and writes in shared memory, word by word: a relay's entry becomes the report for a queue,
+and a queue's view is written into its vGPU's grants page.
 
 Order
 -----
@@ -13,7 +13,7 @@ itself: who could take the lease is not asleep.
 
 from libc.string cimport memcmp
 
-from cython_ext.desks cimport GrantView, Report
+from cython_ext.vgpu_queue cimport GrantView, Report
 from cython_ext.layout cimport GrantsPage as Grants, Plan, RelayEntry
 from cython_ext.logic.plan cimport publish_plan
 from cython_ext.native cimport add32, exchange32, load32, load64, loadi64, store32, storei64
@@ -23,7 +23,7 @@ cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept n
     report.returned_epoch = load32(&entry.returned_epoch)
     report.drained_epoch = load32(&entry.drained_epoch)
     report.tail_epoch = load32(&entry.tail_epoch)
-    report.stranded_epoch = load32(&entry.stranded_epoch)
+    report.split_drain_epoch = load32(&entry.split_drain_epoch)
     report.want = load32(&entry.want) != 0
     report.drained_ns = loadi64(&entry.drained_ns)
     report.counted_ns = loadi64(&entry.counted_ns)       # before busy_ns, which may only be newer
@@ -35,18 +35,18 @@ cdef inline void read_report(const RelayEntry* entry, Report* report) noexcept n
     report.submitted_ns = loadi64(&entry.submitted_ns)
 
 
-cdef inline void write_page(Grants* page, const GrantView* face) noexcept nogil:
-    if page.open_epoch != face.open_epoch and page.open_epoch != 0:
+cdef inline void write_page(Grants* page, const GrantView* view) noexcept nogil:
+    if page.open_epoch != view.open_epoch and page.open_epoch != 0:
         exchange32(&page.open_epoch, 0)
-    if page.free_epoch != face.free_epoch:
+    if page.free_epoch != view.free_epoch:
         store32(&page.free_epoch, 0)
-    if page.go_epoch != face.go_epoch and page.go_epoch != 0:
+    if page.go_epoch != view.go_epoch and page.go_epoch != 0:
         store32(&page.go_epoch, 0)       # or an epoch from long ago would seem to reach the new lease
-    if face.window_ns:
-        storei64(&page.window_ns, face.window_ns)
-    if memcmp(&page.plans[page.published & 1], &face.plan, sizeof(Plan)) != 0:
-        publish_plan(page, &face.plan)
-    store32(&page.go_epoch, face.go_epoch)
-    store32(&page.open_epoch, face.open_epoch)
-    store32(&page.free_epoch, face.free_epoch)
+    if view.window_ns:
+        storei64(&page.window_ns, view.window_ns)
+    if memcmp(&page.plans[page.published & 1], &view.plan, sizeof(Plan)) != 0:
+        publish_plan(page, &view.plan)
+    store32(&page.go_epoch, view.go_epoch)
+    store32(&page.open_epoch, view.open_epoch)
+    store32(&page.free_epoch, view.free_epoch)
     add32(&page.change, 1)

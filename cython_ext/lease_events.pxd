@@ -1,4 +1,4 @@
-"""What the scheduler hears of a board: the ring of events between two of its visits, and when it is woken for them.
+"""What the scheduler hears of a table: the ring of events between two of its visits, and when it is woken for them.
 
 Leases that begin and end are its books and live on: a program that changes its mind 2,000 times a second while the
 scheduler is held up must not push them out. So wants and readings, which can be asked for again, fill half of the ring
@@ -8,7 +8,7 @@ at most. Nobody is woken for a reading, and for GO at the tail of another lease 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from cython_ext.desks cimport VgpuQueue, PublishedLease, turn_idle_ns, turn_used_ns
+from cython_ext.vgpu_queue cimport VgpuQueue, PublishedLease, published_idle_ns, published_used_ns
 from cython_ext.layout cimport FOREVER_NS
 
 cdef enum:
@@ -23,7 +23,7 @@ cdef enum:
     HUSH_NS = 5_000_000      # GO at the tail of another lease may be told of so late
 
 
-cdef struct BoardEvent:
+cdef struct LeaseEvent:
     uint32_t kind
     uint32_t key
     uint32_t epoch
@@ -44,17 +44,17 @@ cdef struct EventRing:
     int64_t presses_ns       # from when on the others are such; 0: they are only readings
     uint64_t lost            # since the scheduler's last visit
     uint64_t lost_total
-    BoardEvent* events       # RING of them
+    LeaseEvent* events       # RING of them
     uint64_t total
 
 
-cdef inline BoardEvent* ring_emit(
+cdef inline LeaseEvent* ring_emit(
     EventRing* ring, uint32_t kind, uint32_t key, uint32_t epoch, int64_t at_ns
 ) noexcept nogil:
     """A cleared event at the end; if there is no room for it, it is counted as lost and a spare one absorbs it."""
-    cdef BoardEvent* event = &ring.events[ring.count]
+    cdef LeaseEvent* event = &ring.events[ring.count]
     cdef bint of_lease = kind == EVENT_WENT or kind == EVENT_DRAINED
-    memset(event, 0, sizeof(BoardEvent))
+    memset(event, 0, sizeof(LeaseEvent))
     event.kind = kind
     event.key = key
     event.epoch = epoch
@@ -69,36 +69,38 @@ cdef inline BoardEvent* ring_emit(
     return event
 
 
-cdef inline void desk_reading(const VgpuQueue* desk, const PublishedLease* turn, BoardEvent* event) noexcept nogil:
+cdef inline void queue_reading(
+    const VgpuQueue* queue, const PublishedLease* published, LeaseEvent* event
+) noexcept nogil:
     """Of a lease in force, into an event that has its moment."""
-    event.idle_ns = turn_idle_ns(desk, turn, event.at_ns)
-    event.used_ns = turn_used_ns(desk, turn, event.at_ns)
-    event.wants = desk.want
-    event.longest_kernel_ns = desk.report.longest_kernel_ns
-    event.refill_ns = desk.report.refill_ns
-    event.predicted_end_ns = desk.report.predicted_end_ns
+    event.idle_ns = published_idle_ns(queue, published, event.at_ns)
+    event.used_ns = published_used_ns(queue, published, event.at_ns)
+    event.wants = queue.want
+    event.longest_kernel_ns = queue.report.longest_kernel_ns
+    event.refill_ns = queue.report.refill_ns
+    event.predicted_end_ns = queue.report.predicted_end_ns
 
 
 cdef inline void ring_observe(
-    EventRing* ring, uint32_t key, const VgpuQueue* desk, const PublishedLease* turn, int64_t now_ns
+    EventRing* ring, uint32_t key, const VgpuQueue* queue, const PublishedLease* published, int64_t now_ns
 ) noexcept nogil:
     """What is read of a lease in force. Until somebody comes, a newer reading is better, or another that will follow.
     """
-    cdef BoardEvent* event = NULL
+    cdef LeaseEvent* event = NULL
     if ring.count > 0:
         event = &ring.events[ring.count - 1]
-    if event == NULL or event.kind != EVENT_OBSERVED or event.key != key or event.epoch != turn.lease.epoch:
+    if event == NULL or event.kind != EVENT_OBSERVED or event.key != key or event.epoch != published.lease.epoch:
         if ring.count >= LEVELS:
             return
-        event = ring_emit(ring, EVENT_OBSERVED, key, turn.lease.epoch, now_ns)
+        event = ring_emit(ring, EVENT_OBSERVED, key, published.lease.epoch, now_ns)
     event.at_ns = now_ns
-    desk_reading(desk, turn, event)
+    queue_reading(queue, published, event)
 
 
-cdef inline void ring_went(EventRing* ring, const PublishedLease* turn, bint at_tail) noexcept nogil:
+cdef inline void ring_went(EventRing* ring, const PublishedLease* published, bint at_tail) noexcept nogil:
     """``at_tail``: of another lease. That GO is told of with the other's drain, which follows in a moment; if not,
     while half of the lease is left to plan what comes after it. Any other is told of now."""
-    cdef int64_t by_ns = turn.go_ns + min(<int64_t>HUSH_NS, (turn.lease.end_ns - turn.go_ns) / 2)
+    cdef int64_t by_ns = published.go_ns + min(<int64_t>HUSH_NS, (published.lease.end_ns - published.go_ns) / 2)
     if not at_tail:
         ring.pressing = 1
     elif ring.presses_ns == 0 or by_ns < ring.presses_ns:
