@@ -15,8 +15,9 @@ from vgpu.ctl.main import run
 
 ROOT = Path(__file__).parents[2]
 CLASSES = """
-    Happening VgpuReading GpuReading Departure Survey Silence Board Desk Turn Statement Book Served Choice Face Hold Went Membership Competition Deadlines Muster
-    Mustered Outlook Passage VgpuKey Outsider Trifles Foreseen Metering
+    Happening VgpuReading GpuReading Departure Survey Silence Metering Board Desk Turn Face Hold Went Statement
+    Book Served Membership Competition Deadlines Muster Mustered Outlook Passage VgpuKey Outsider Trifles
+    Foreseen
 """
 """Retired names of classes (the glossary): where one stands in code, another word is meant."""
 
