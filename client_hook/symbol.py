@@ -32,7 +32,8 @@ class Symbol:
     per_thread: bool
     intercepted: bool
     before: str = ""
-    """``NAME(arguments)``: ``vgpu_NAME`` lets the call through, or says why not (``cython_ext/hook/transfers.pyx``)."""
+    """``NAME(arguments)``: ``vgpu_NAME`` lets the call through, or returns the reason for a refusal
+    (``cython_ext/hook/entry/transfers.pyx``)."""
     after: str = ""
     """``NAME(arguments)``: ``vgpu_NAME`` is told of a call that succeeded."""
     bare: bool = False

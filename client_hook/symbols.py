@@ -3,7 +3,7 @@
 ``cython_ext/generate_hook.py`` makes of it: the linker's export list, the table by which ``dlsym`` and
 ``cuGetProcAddress`` find a wrapper, a typed call of the real function for each entry (``real_NAME``), and the wrappers
 that only ask before the call or tell after it (``before``, ``after``), or do nothing else at all (``bare``). The other
-wrappers, functions called NAME, stand in ``cython_ext/hook/*.pyx``; the link fails if one is missing.
+wrappers, functions called NAME, stand in ``cython_ext/hook/*/*.pyx``; the link fails if one is missing.
 
 To intercept one more function: add a line here; without ``before``, ``after`` or ``bare``, write the function NAME
 there. docs/driver-functions.md says of every function of the driver what becomes of it.

@@ -243,7 +243,7 @@ cdef struct ActivityPage:
     uint8_t[24] pad1
     uint64_t charged_bytes   # Σ slots (reserved + committed), recomputed when an owner died
     uint64_t ledger_epoch    # advanced by every completed operation
-    int64_t context_ns       # the newest context of a process came to be before then (hook/implicit.pyx); 0: none has
+    int64_t context_ns       # the newest context of a process is older (hook/memory/implicit.pyx); 0: there is none
     uint32_t naming_epoch    # ``broker_epoch`` of a broker that puts no TID in ``ledger``
     uint32_t pad2
     int64_t busy_base_ns     # RelayEntry.busy_ns less that of all active slots; written by the relay

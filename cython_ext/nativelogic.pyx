@@ -15,10 +15,10 @@ from posix.unistd cimport getpid
 from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
 from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
 from cython_ext.logic cimport (
-    ahead as ahead_logic, baton as baton_logic, belief as belief_logic, demand as demanding, durations, excess, gate,
-    graphs, handover, meter as metering, plan as planning, trace, transfers, window, windowlength,
+    baton as baton_logic, demand as demanding, durations, gate, graphs, handover, meter as metering, overrun_bound,
+    plan as planning, poll_skip as belief_logic, prequeue as ahead_logic, trace, transfers, window, windowlength,
 )
-from cython_ext.logic.ahead cimport Ahead as _Ahead
+from cython_ext.logic.prequeue cimport Ahead as _Ahead
 from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
 from cython_ext.logic.demand cimport Demand as _Demand, Waits as _Waits
 from cython_ext.logic.meter cimport Meter as _Meter, Usage as _Usage
@@ -325,10 +325,10 @@ cdef class Backlog:
         return window.backlog_ns(&self.backlog, now_ns)
 
     def excess_ns(self, int64_t now_ns):
-        return excess.backlog_excess_ns(&self.backlog, now_ns)
+        return overrun_bound.backlog_excess_ns(&self.backlog, now_ns)
 
     def launch_excess_ns(self, int64_t predicted_ns, int64_t longest_ns):
-        return excess.launch_excess_ns(&self.backlog, predicted_ns, longest_ns)
+        return overrun_bound.launch_excess_ns(&self.backlog, predicted_ns, longest_ns)
 
     @property
     def end_ns(self):

@@ -292,7 +292,7 @@ cdef class Voice:
 
 cdef class Revocation:
     """A thread that launches and one that revokes, as often as they like: what the hook's fast path rests on
-    (hook/fastpath.pxd, announce; hook/track.pyx, all_outside). Each method is for a thread of its own."""
+    (hook/gate/fastpath.pxd, announce; hook/gate/track.pyx, all_outside). Each method is for a thread of its own."""
 
     cdef uint32_t[128] words     # each on a line of its own
     cdef uint32_t[1 << 20] far   # more than caches near the core hold

@@ -1,4 +1,4 @@
-/* The socket calls of conversation.pyx: macros over macros, which Cython cannot spell. Every wait is bounded. */
+/* The socket calls of broker_rpc.pyx: macros over macros, which Cython cannot spell. Every wait is bounded. */
 #ifndef VGPU_CONNECT_H
 #define VGPU_CONNECT_H
 #include "hook/hook_native.h"

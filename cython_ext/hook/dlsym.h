@@ -1,6 +1,6 @@
 /* The exported dlsym and dlvsym. They ask vgpu_door for a wrapper; for every other name they *jump* to the real one with the
  * arguments and the return address of their caller, for dlsym(RTLD_NEXT, ...) means "after the library that called". A C
- * function could not promise that at every optimisation level. Included by doors.pyx alone.
+ * function could not promise that at every optimisation level. Included by symbol_lookup.pyx alone.
  *
  * dlsym has both of the C library's versions: another preload that looks for the next dlsym by dlvsym names one of them, and
  * would pass over a symbol without a version. dlvsym has the newer one alone: the older is by which we find the real one. */

@@ -14,7 +14,7 @@ from cython_ext.native cimport loadi64, rarely, store32, storei64
 
 
 cdef extern:
-    # doors.pyx
+    # symbol_lookup.pyx
     void* vgpu_wrapper_of(void* address) noexcept nogil
     bint vgpu_stands_aside(bint nvml) noexcept nogil
     # report.pyx
@@ -30,11 +30,11 @@ cdef extern:
     void vgpu_return_environment() noexcept nogil
     # partition.pyx
     int vgpu_check_partition(int error) noexcept nogil
-    # thread.pyx
+    # monitor_thread.pyx
     bint vgpu_start_thread(Gate* gate) noexcept nogil
     bint vgpu_take_slot(Slot* slot) noexcept nogil           # only the hook thread may
     void vgpu_stop_at_exit() noexcept nogil
-    # threads.pyx
+    # app_threads.pyx
     Thread* vgpu_claim_thread() noexcept nogil
     Gate* vgpu_gate_here() noexcept nogil
     Gate* vgpu_gate_of_stream(void* stream) noexcept nogil
@@ -57,7 +57,7 @@ cdef extern:
     # gate.pyx
     int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil
     void vgpu_leave(Pass* launch, int result) noexcept nogil
-    # foresight.pyx; the caller holds gate.lock
+    # prediction.pyx; the caller holds gate.lock
     const Duration* vgpu_recollect(Gate* gate, LaunchKey* key) noexcept nogil
     void vgpu_foresee(
         Gate* gate, LaunchKey* key, uint64_t after, bint counted, Prediction* foreseen
@@ -107,7 +107,7 @@ cdef extern:
     void vgpu_take(Gate* gate, uint32_t epoch, int64_t work_ns) noexcept nogil
     bint vgpu_go_follows(const Gate* gate, const Plan* plan, const GateState* view) noexcept nogil
     bint vgpu_siblings_run(const Gate* gate) noexcept nogil
-    # ahead.pyx; the caller holds gate.lock
+    # prequeue.pyx; the caller holds gate.lock
     bint vgpu_queue_ahead(
         Gate* gate, int stream, int64_t learned_ns, int64_t excess_ns, bint programmatic
     ) noexcept nogil
@@ -148,7 +148,7 @@ cdef extern:
     void vgpu_trace_busy(Gate* gate) noexcept nogil
     void vgpu_trace_launch(Gate* gate, const LaunchKey* key, int64_t lasted_ns, int64_t now) noexcept nogil
     void vgpu_trace_drain(Gate* gate, uint32_t epoch) noexcept nogil
-    # endings.pyx; the caller holds no lock
+    # teardown.pyx; the caller holds no lock
     void vgpu_forget(uint64_t handle) noexcept nogil
     void vgpu_graph_updated(void* graph) noexcept nogil
     void* vgpu_capture_begins(void* stream) noexcept nogil
@@ -180,7 +180,7 @@ cdef extern:
     void vgpu_context_came(int device) noexcept nogil
     void vgpu_contexts_move(Gate* gate) noexcept nogil
     void vgpu_await_charge(Gate* gate) noexcept nogil
-    # books.pyx
+    # quota.pyx
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_reserve_now(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
@@ -224,7 +224,7 @@ cdef extern:
     bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil
     void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil
     void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil
-    # touch.pyx
+    # residency_guard.pyx
     void vgpu_touch(Gate* gate) noexcept nogil
     void vgpu_touched(Gate* gate) noexcept nogil
     bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil

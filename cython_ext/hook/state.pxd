@@ -8,7 +8,7 @@ unattached process. Nothing of the hook's state lives elsewhere, apart from the 
 ``Gate``: this process's end of one vGPU. Its first line is read by every launch and written rarely; everything below
 ``lock`` is touched only under ``lock``, by launching threads on the tracked path and by the gate's own hook thread. No
 application code runs under it, and no driver call that waits for work; but any may wait there for another thread that
-does (thread.pyx, ``run``).
+does (monitor_thread.pyx, ``run``).
 
 ``Thread``: what the fast path of one application thread writes; read by the hook thread.
 
@@ -20,9 +20,9 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
 from cython_ext.layout cimport GRANTS_REMOVED, GRANTS_SWAPPABLE, ActivityPage, GrantsPage, Slot, StorePage, TraceRecord
 from cython_ext.logic.alloctable cimport AllocTable, Block
-from cython_ext.logic.ahead cimport Ahead
+from cython_ext.logic.prequeue cimport Ahead
 from cython_ext.logic.arenas cimport Arenas
-from cython_ext.logic.belief cimport Belief
+from cython_ext.logic.poll_skip cimport Belief
 from cython_ext.logic.demand cimport Demand, Waits
 from cython_ext.logic.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.graphs cimport GraphTable
@@ -101,9 +101,9 @@ cdef struct Thread:
     uint32_t inside          # between announcement and submission
     uint32_t taken
     Gate* gate               # where its last launch went, and what it counts belongs; NULL: none yet
-    void* stream             # stream whose untracked work is known to the gate (threads.pyx, vgpu_know_stream) ...
+    void* stream             # stream whose untracked work is known to the gate (app_threads.pyx, vgpu_know_stream) ...
     uint32_t round           # ... since this round of Gate.round
-    uint32_t calling         # how deep it is in calls of the driver, but for launches (threads.pyx)
+    uint32_t calling         # how deep it is in calls of the driver, but for launches (app_threads.pyx)
     uint64_t launches
     uint64_t graph_launches  # of these
     Thread* next             # never unlinked: reused when its thread has ended
@@ -161,7 +161,7 @@ cdef struct Gate:
     GrantsPage* grants       # NULL: not attached
     ActivityPage* activity   # another one only if server and broker died together; under lock
     Slot* slot
-    uint64_t ledger          # place of our books: page, slot and tag in one word; 0 while they move (books.pyx)
+    uint64_t ledger          # place of our books: page, slot and tag in one word; 0 while they move (quota.pyx)
     uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
     uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
     uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
@@ -355,7 +355,7 @@ cdef struct Pooled:
 
 
 cdef struct Prediction:
-    # what is known of a launch before it is made (foresight.pyx)
+    # what is known of a launch before it is made (prediction.pyx)
     int64_t learned_ns       # UNKNOWN_NS: nobody has timed it, or it was changed since
     int64_t assumed_ns       # what it counts for then
     int64_t doubted_ns       # as in GateState ...

@@ -29,15 +29,15 @@ What may go wrong
 -----------------
 * The holder dies: its slot wants nothing and has no work (relay.pyx, ``silence``); the turn ends at once.
 * It is stopped or asleep without work: UNUSED_NS into a turn that it could use, it is passed over until its gate looks
-  again (`Slot.gate_waits`), or its hook thread says so for work queued ahead (hook/baton.pyx, ``vgpu_wait_ahead``).
+  again (`Slot.gate_waits`), or its monitor thread reports work queued ahead (hook/gate/baton.pyx, ``vgpu_wait_ahead``).
 * It is stopped with work, or its kernel is longer than the patience: after PATIENCE_NS the next one goes beside it, as
   with leases (policy.md). Until it has drained it gets no turn, and all of that time is charged to it.
 * It lies, or writes the word itself: what the page says is only what the relay said; it is written again at each look.
   MPS holds a process to the vGPU's SMs whatever it says, so a liar gains at most what a program without our hook gains.
 * Its hook is older and knows no baton (`Slot.baton` = 0): it runs beside the others, as it always did.
 * The relay is dead, or older: a broker is restarted within a second, and its relay goes on with the next serial. A gate
-  that could use a lease and saw the same foreign word for LOST_NS goes without (hook/baton.pyx). An old relay never
-  writes the word: then no baton goes round.
+  that could use a lease and saw the same foreign word for LOST_NS goes without (hook/gate/baton.pyx). An old relay
+  never writes the word: then no baton goes round.
 * No wait is longer than one of these times.
 """
 

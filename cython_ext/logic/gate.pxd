@@ -10,10 +10,10 @@ it has not ended. Inside a usable lease two rules hold a launch back:
 * **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter
   of the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other.
   A kernel of unknown length counts as long as the window (1 ms at most), queues only behind a small backlog, and
-  alone of its kind. What may take far longer than predicted (logic/excess.pxd) queues behind others of that kind only
-  while these are no more than a window longer at worst; two may always. Nobody who waits sleeps by a guess, nor for
-  long by what was learned: the same kernel may take a tenth of the time with other arguments, and the GPU would be idle
-  meanwhile.
+  alone of its kind. What may take far longer than predicted (logic/overrun_bound.pxd) queues behind others of that kind
+  only while these are no more than a window longer at worst; two may always. No waiting thread sleeps by a guess, nor
+  for long by what was learned: the same kernel may take a tenth of the time with other arguments, and the GPU would be
+  idle meanwhile.
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 
@@ -48,7 +48,7 @@ cdef struct GateState:
     int64_t window_ns
     int64_t backlog_ns       # predicted GPU time queued, not below 0
     int64_t predicted_ns     # of this launch (window.backlog_scaled_ns), or UNKNOWN_NS
-    int64_t excess_ns        # how much longer than that it may take (logic/excess.pxd) ...
+    int64_t excess_ns        # how much longer than that it may take (logic/overrun_bound.pxd) ...
     int64_t queued_excess_ns     # ... and what is queued
     uint32_t unknown_in_flight   # launches of unknown length submitted and not seen done
     uint32_t go_epoch        # GrantsPage

@@ -23,8 +23,8 @@ A marker long overdue may stand behind a kernel that waits for another launch (o
 window must not hold back for ever: every STALLED_NS the queue is **forgiven** and counts as empty for a moment.
 
 Books: the GPU is **busy** from a submission into an empty queue to the completion that was observed to empty it
-again; **idle** inside a lease otherwise. What was not observed counts as busy (but for belief.pxd). The union over the
-streams, never their sum.
+again; **idle** inside a lease otherwise. What was not observed counts as busy (but for poll_skip.pxd). The union over
+the streams, never their sum.
 
 All times are CLOCK_MONOTONIC ns. The caller serialises.
 """
@@ -67,7 +67,7 @@ cdef struct Stretch:
     uint32_t launches
     uint32_t unknown         # of these of unknown length
     int64_t unsure_ns        # so much of its time may be another's, no error of ours; PREDICTION_MAX_NS: all of it
-    int64_t excess_ns        # how much longer it may take (excess.pxd)
+    int64_t excess_ns        # how much longer it may take (overrun_bound.pxd)
     uint64_t tag             # of the marker at its end: the caller's event
 
 

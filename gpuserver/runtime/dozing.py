@@ -1,8 +1,8 @@
 """Suspends vGPUs that nobody uses, and brings them back (--idle-suspend): the shell of ``gpuserver.core.states.idle``.
 
-That a program of one that dozes wants the GPU its hook says, as ever: of a thread that waits for a lease, or for memory
-that is swapped, or that is in the driver, which a checkpointed process does not leave (cython_ext/hook/thread.pyx).
-What needs no lease, as copies do, shows in what processes count.
+The hook of an idle-suspended program reports that it wants the GPU (cython_ext/hook/gate/monitor_thread.pyx): a thread
+waits for a lease, or for swapped memory, or is in the driver, which a checkpointed process does not leave. Calls that
+need no lease, such as copies, show in the processes' counters.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ FRESH_S: Final = 0.1  # after an attach: its contexts and modules appear now
 FRESH_FOR_S: Final = 3.0
 URGENT_S: Final = 0.01  # nor is the driver asked more often than that, whoever wants it
 URGENT_FOR_S: Final = 2.0  # a driver that takes longer to let go (large memory) is asked less often
-WAITED_S: Final = 1.0  # so long a program waits for its context to be charged (hook/implicit.pyx)
+WAITED_S: Final = 1.0  # so long a program waits for its context to be charged (hook/memory/implicit.pyx)
 ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
 BACK_S: Final = 15.0
 """Programs whose server and broker both died knock once a second, until they are let in again; on a machine that is

@@ -1,9 +1,9 @@
 """Watches over the MPS daemon of a GPU in spatial mode, and starts another when it dies.
 
-A daemon or server that dies takes the processes of all the GPU's vGPUs along: CUDA answers them with errors, and nobody
-can bring them back. What can be done is done for those that start after it: a daemon in the same directories, within
-two looks. Meanwhile ``cuInit`` refuses (cython_ext/hook/partition.pyx), for without a daemon a process would run on the
-whole GPU.
+A daemon or server that dies ends the processes of all the GPU's vGPUs: CUDA answers them with errors, for good. For
+processes that start afterwards the watch starts a daemon in the same directories, within two looks. Meanwhile
+``cuInit`` refuses (cython_ext/hook/attach/partition.pyx), because without a daemon a process would run on the whole
+GPU.
 """
 
 from __future__ import annotations

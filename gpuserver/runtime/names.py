@@ -1,7 +1,7 @@
 """The links by which ``VGPU_ID=NAME`` finds a vGPU: ``names/UID/NAME`` in the runtime directory leads to its id.
 
-A user finds their own vGPUs by name; the hook follows the link (``cython_ext/hook/paths.pxd``). A name that cannot be
-linked is found by ``vgpuctl`` all the same, so no change of a vGPU fails for it.
+A user finds their own vGPUs by name; the hook follows the link (``cython_ext/hook/attach/paths.pxd``). ``vgpuctl`` also
+finds a name that cannot be linked, so no change of a vGPU fails for it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Swapping: ``gpuserver/core/states/residency.py`` decides which vGPU is on the card; this module moves the pages.
 
-A vGPU that leaves has no lease any more, and once its work has drained its hooks move what they have, each its own
-(cython_ext/hook/swap.pyx). It has leases again once all of them are back. Hooks say in their slots where they are and
-what they wait for: tenants' words, which bind nobody else, as what is on the card is read from the driver, too. Nobody
-leaves for one whose programs do not answer.
+A vGPU that leaves gets no more leases. Once its work has drained, each of its hooks moves its own memory
+(cython_ext/hook/swap/swap.pyx). The vGPU gets leases again once all of them are back. Hooks write in their slots where
+their memory is and what they wait for. These are tenants' words, so the server also reads from the driver what is on
+the card. No vGPU leaves for one whose programs do not answer.
 
 A server that begins finds programs wherever the last one left them: until it has seen where, nothing moves, and nobody
 who might be away has a lease. What is suspended and not yet away, as the last server died meanwhile, is put away then.

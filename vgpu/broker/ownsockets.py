@@ -97,5 +97,5 @@ class OwnSockets:
 
 
 def own_socket(door: Path, slot: int) -> Path:
-    """Where the process in ``slot`` alone may attach again (cython_ext/hook/conversation.pyx::own_socket)."""
+    """Where the process in ``slot`` alone may attach again (cython_ext/hook/attach/broker_rpc.pyx::own_socket)."""
     return door.with_name(f"{door.stem}.{slot}{door.suffix}")

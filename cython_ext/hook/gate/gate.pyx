@@ -28,11 +28,11 @@ from cython_ext.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, MAX_PROCESSES, MODE_TEMPORAL, SLOT_ACTIVE, Plan,
     Slot, epoch_past, epoch_reached,
 )
-from cython_ext.logic.ahead cimport ahead_submit_graph, ahead_takes_graph
+from cython_ext.logic.prequeue cimport ahead_submit_graph, ahead_takes_graph
 from cython_ext.logic.baton cimport baton_bound
-from cython_ext.logic.belief cimport belief_answered, belief_suffices
+from cython_ext.logic.poll_skip cimport belief_answered, belief_suffices
 from cython_ext.logic.durations cimport Duration, LaunchKey, durations_steady, is_graph
-from cython_ext.logic.excess cimport backlog_excess_ns
+from cython_ext.logic.overrun_bound cimport backlog_excess_ns
 from cython_ext.logic.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, GateState, Verdict, gate_decide, lease_usable,
     plan_due_ns, take_ns,
@@ -356,8 +356,8 @@ cdef void queued(
 
 cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
     """Before a launch into the stream at ``index`` the driver is asked now and then what has run, for the books.
-    SPARED: it need not be, for the queue has run as predicted (logic/belief.pxd). LEARNED: samples came in. ``timed``:
-    the launch may be; then it matters what is before it."""
+    SPARED: it need not be, for the queue has run as predicted (logic/poll_skip.pxd). LEARNED: samples came in.
+    ``timed``: the launch may be; then it matters what is before it."""
     cdef uint32_t sampling = gate.sampling
     cdef bint empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
     if not gate.backlog.busy:

@@ -10,7 +10,7 @@ from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_find, durations_launch, durations_longest, durations_predict, is_graph, launch_hash,
     should_sample,
 )
-from cython_ext.logic.excess cimport launch_excess_ns
+from cython_ext.logic.overrun_bound cimport launch_excess_ns
 from cython_ext.logic.gate cimport UNKNOWN_MOST_NS, UNKNOWN_NS
 from cython_ext.logic.graphs cimport graph_doubted, graph_version
 from cython_ext.logic.window cimport backlog_disproved, backlog_scaled_ns

@@ -16,7 +16,7 @@ Server alone, as implicit memory.
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from cython_ext.hook.fastpath cimport named
+from cython_ext.hook.gate.fastpath cimport named
 from cython_ext.hook.generated.driver cimport (
     real_cuDeviceGetDefaultMemPool, real_cuDeviceGetMemPool, real_cuMemAllocAsync, real_cuMemAllocAsync_ptsz,
     real_cuMemAllocFromPoolAsync, real_cuMemAllocFromPoolAsync_ptsz, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz,
@@ -27,7 +27,7 @@ from cython_ext.hook.hook cimport (
     charge_contexts, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log,
     vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
 )
-from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED,
     Gate, Pooled, attached, state,

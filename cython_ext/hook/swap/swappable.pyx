@@ -25,7 +25,7 @@ from cython_ext.hook.hook cimport (
     charge_contexts, vgpu_await_room, vgpu_cancel, vgpu_card_has, vgpu_commit, vgpu_describe, vgpu_fits, vgpu_note,
     vgpu_release, vgpu_reserve, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unstore,
 )
-from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate,
     attached, state,

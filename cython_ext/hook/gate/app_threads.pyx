@@ -3,7 +3,7 @@ stand at."""
 
 from libc.stdint cimport int64_t, uint64_t
 
-from cython_ext.hook.fastpath cimport announce
+from cython_ext.hook.gate.fastpath cimport announce
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxGetDevice, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuStreamGetCtx,
 )

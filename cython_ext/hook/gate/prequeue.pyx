@@ -1,4 +1,4 @@
-"""Launches into the driver's queue ahead of the lease, behind a word that the GPU waits for (logic/ahead.pxd).
+"""Launches into the driver's queue ahead of the lease, behind a word that the GPU waits for (logic/prequeue.pxd).
 
 The word is ``Slot.turn``: the newest epoch whose work may run. Each stream waits for it once per lease
 (cuStreamWaitValue32, the same comparison as epoch_reached), and whoever finds the lease begun advances it: a launching
@@ -16,7 +16,7 @@ Unless said otherwise the caller holds ``gate.lock``.
 from libc.stdint cimport int32_t, int64_t, uint32_t
 from libc.stdlib cimport getenv
 
-from cython_ext.hook.events cimport current_context
+from cython_ext.hook.gate.events cimport current_context
 from cython_ext.hook.generated.driver cimport (
     real_cuMemHostGetDevicePointer_v2, real_cuMemHostRegister_v2, real_cuStreamWaitValue32_v2,
 )
@@ -24,13 +24,13 @@ from cython_ext.hook.hook cimport (
     publish_prediction, vgpu_baton_over, vgpu_leave_behind, vgpu_log, vgpu_look, vgpu_mark, vgpu_mark_ahead,
     vgpu_publish_submission,
 )
-from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, STREAM_OWN, WORD_NEW, WORD_NONE, WORD_READY, Gate,
     State, Stream, state,
 )
 from cython_ext.layout cimport FOREVER_NS, GRANTS_STILL, MODE_TEMPORAL, Lease, Plan, epoch_reached
-from cython_ext.logic.ahead cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
+from cython_ext.logic.prequeue cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
 from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
 from cython_ext.logic.plan cimport read_plan
 from cython_ext.logic.window cimport backlog_ns, marker_due

@@ -14,7 +14,7 @@ the next synchronisation.
 from libc.stdint cimport uint32_t, uint64_t
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, PROT_READ, PROT_WRITE, mmap, munmap
 
-from cython_ext.hook.fastpath cimport named
+from cython_ext.hook.gate.fastpath cimport named
 from cython_ext.hook.generated.driver cimport (
     real_cuDeviceGetGraphMemAttribute, real_cuDeviceGraphMemTrim, real_cuGraphChildGraphNodeGetGraph,
     real_cuGraphExecDestroy, real_cuGraphGetNodes, real_cuGraphInstantiate, real_cuGraphInstantiate_v2,
@@ -25,7 +25,7 @@ from cython_ext.hook.generated.driver cimport (
 from cython_ext.hook.hook cimport (
     charge_contexts, vgpu_capturing, vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools, vgpu_trim_pools,
 )
-from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, state,
 )

@@ -12,7 +12,7 @@ from cython_ext.hook.hook cimport (
     vgpu_claim_thread, vgpu_leave_all_behind, vgpu_leave_behind, vgpu_let_go, vgpu_mark, vgpu_mark_ahead,
     vgpu_memory_inherited, vgpu_memory_of_context_died, vgpu_touch, vgpu_touched,
 )
-from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CAPTURES, CUDA_SUCCESS, EVENTS, OWN_HANDLE, WORD_NEW, Capture, Gate, State, Stream, Thread, attached, state,
     vgpu_thread,

@@ -1,4 +1,4 @@
-"""Memory: every allocation is reserved in the books (books.pyx), then asked of the driver, then committed or cancelled.
+"""Memory: every allocation is reserved in the books (quota.pyx), then asked of the driver, then committed or cancelled.
 
 Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what the driver takes
 from the card: of linear memory its pieces (linear.pyx), of stream-ordered memory what its pools have (pools.pyx), of

@@ -9,10 +9,10 @@ for a lease would hold every ``.item()`` for a round. Which one a copy is, the d
 
 from libc.stdint cimport uint32_t, uint64_t
 
-from cython_ext.hook.fastpath cimport announce, named
+from cython_ext.hook.gate.fastpath cimport announce, named
 from cython_ext.hook.generated.driver cimport real_cuPointerGetAttribute
 from cython_ext.hook.hook cimport vgpu_capturing, vgpu_count_copy, vgpu_enter, vgpu_gate_here, vgpu_touch
-from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TOUCHING, Gate, Pass, attached, is_swappable,
     state,

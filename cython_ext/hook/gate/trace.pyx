@@ -1,5 +1,5 @@
 """What the hook notes while somebody records (vgpuctl trace): where it looks at the driver anyway, or spares
-itself that (logic/belief.pxd), never for a launch into a busy queue.
+itself that (logic/poll_skip.pxd), never for a launch into a busy queue.
 
 Off, each of these is one load of a word that is in the cache. The caller holds ``gate.lock``: so the process is its
 ring's only writer.

@@ -3,9 +3,9 @@
 One kernel at one width takes 1 ms or 10 by its arguments, and nothing tells which before it has run. A window of 12 ms
 full of what was short is 120 ms once it is long: others are let in before it has drained, the GPU goes back and forth,
 and all of it is paid for. So a launch whose kernel's highest estimate of late (durations.pxd) would disprove the
-prediction counts for the difference, too: its **excess**. The excess of a queue is bounded (gate.pxd, ahead.pxd), and a
-queue with one is marked more often, to know how much of it is left. Such launches are timed, so that what they have
-become is known after a few.
+prediction counts for the difference, too: its **excess**. The excess of a queue is bounded (gate.pxd, prequeue.pxd),
+and a queue with one is marked more often, to know how much of it is left. Such launches are timed, so that their new
+length is known after a few.
 
 Lengths that vary by less have no excess: predictions are right in the sum. Nor have kernels that are short at their
 longest: what a GPU's clock, its caches and a hand-over do to them varies by as much, and a queue that they keep short

@@ -2,7 +2,7 @@
 
 The hook thread moves it, while the vGPU gets no lease: chunk by chunk into the store (store.pyx) and back to the same
 addresses. Meanwhile *touching* it has to wait: whatever reads, writes, makes or frees such memory without a lease
-(copies between host and device, small fills, cuMemAlloc, cuMemFree) goes through ``vgpu_touch`` (touch.pyx).
+(copies between host and device, small fills, cuMemAlloc, cuMemFree) goes through ``vgpu_touch`` (residency_guard.pyx).
 
 First the door is shut (``Gate.away``), then all work of the contexts that use the memory is waited for, a bounded time.
 From then on nothing uses it, and chunks go one after the other: copied, and its physical memory given back as soon as
@@ -22,7 +22,7 @@ from cython_ext.hook.generated.driver cimport (
 from cython_ext.hook.hook cimport (
     vgpu_furnish, vgpu_log, vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored, vgpu_strip, vgpu_unstore,
 )
-from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,

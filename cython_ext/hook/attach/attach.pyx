@@ -1,4 +1,4 @@
-"""How a process gets its vGPU: a short conversation with the broker at cuInit (conversation.pyx), two mapped pages, and
+"""How a process gets its vGPU: a short conversation with the broker at cuInit (broker_rpc.pyx), two mapped pages, and
 nothing kept open.
 
 Everything an application can do wrong ends here, in one line on stderr and a CUDA error: it never runs without limits
@@ -14,13 +14,13 @@ from cython_ext.hook.hook cimport (
     vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves,
     vgpu_place_books, vgpu_ring, vgpu_say, vgpu_set_for_driver, vgpu_stands_aside, vgpu_start_thread, vgpu_take_slot,
 )
-from cython_ext.hook.paths cimport append, find_by_name, runtime_directory, well_formed
-from cython_ext.hook.reply cimport Reply, vgpu_converse, vgpu_unreachable
+from cython_ext.hook.attach.paths cimport append, find_by_name, runtime_directory, well_formed
+from cython_ext.hook.attach.reply cimport Reply, vgpu_converse, vgpu_unreachable
 from cython_ext.hook.state cimport (
     CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, MAX_GATES, WORD_NEW, Gate, State, state,
     vgpu_state_address,
 )
-from cython_ext.hook.visible cimport choose_devices, hides_all_devices
+from cython_ext.hook.attach.visible cimport choose_devices, hides_all_devices
 from cython_ext.layout cimport (
     FOREVER_NS, MODE_SPATIAL, SLOT_RESERVED, ActivityPage, GrantsPage, Slot, TracedActivity,
 )

@@ -8,8 +8,8 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memset, strchr, strlen
 
 from cython_ext.hook.hook cimport vgpu_map_store, vgpu_say
-from cython_ext.hook.paths cimport append, append_number, runtime_directory
-from cython_ext.hook.reply cimport Reply
+from cython_ext.hook.attach.paths cimport append, append_number, runtime_directory
+from cython_ext.hook.attach.reply cimport Reply
 from cython_ext.hook.state cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, Gate, state
 from cython_ext.layout cimport (
     ACTIVITY_MAGIC, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, ActivityPage, GrantsPage, PageHeader, TracedActivity,

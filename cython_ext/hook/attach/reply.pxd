@@ -1,4 +1,4 @@
-"""What a broker answers to a process that attaches, and who asks it (conversation.pyx)."""
+"""What a broker answers to a process that attaches, and who asks it (broker_rpc.pyx)."""
 
 from libc.stdint cimport int64_t
 

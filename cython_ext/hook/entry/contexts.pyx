@@ -1,5 +1,5 @@
 """The wrappers of contexts that die: destroyed, detached from, reset or released; and of primary ones that come to be.
-What becomes of what the hook knew: endings.pyx.
+What becomes of what the hook knew: teardown.pyx.
 """
 
 from libc.stdint cimport uint32_t

@@ -11,7 +11,7 @@ Cancellation is held up from ``vgpu_enter`` to ``vgpu_leave`` here, and by guard
 
 from libc.stdint cimport uint64_t
 
-from cython_ext.hook.fastpath cimport announce, named
+from cython_ext.hook.gate.fastpath cimport announce, named
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxSetCurrent, real_cuGraphExecDestroy, real_cuGraphLaunch,
     real_cuGraphLaunch_ptsz, real_cuInit, real_cuLaunchCooperativeKernel, real_cuLaunchCooperativeKernel_ptsz,

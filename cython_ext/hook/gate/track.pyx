@@ -9,7 +9,7 @@ Rules that every call here keeps:
   question would end it): what is known then comes from markers set before, or in a stream that has not joined;
 * a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
   they overlap with each other: then an event in the legacy stream, behind all of them, tells of their drain;
-* handles that die (streams, contexts) are dropped before the driver drops them (endings.pyx).
+* handles that die (streams, contexts) are dropped before the driver drops them (teardown.pyx).
 
 Unless said otherwise the caller holds ``gate.lock``.
 """
@@ -17,18 +17,18 @@ Unless said otherwise the caller holds ``gate.lock``.
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from cython_ext.hook.events cimport current_context, done, give_event, record
+from cython_ext.hook.gate.events cimport current_context, done, give_event, record
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxSetCurrent, real_cuEventElapsedTime, real_cuStreamGetCtx, real_cuStreamGetFlags, real_cuStreamQuery,
 )
 from cython_ext.hook.hook cimport vgpu_capturing, vgpu_log, vgpu_trace_idle, vgpu_trace_launch
-from cython_ext.hook.relaxed cimport relax, restore
+from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, LEFT_BEHIND, LEGACY_HANDLE, OWN_HANDLE, SAMPLES,
     STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_thread,
 )
 from cython_ext.layout cimport GRANTS_COMPANY
-from cython_ext.logic.ahead cimport ahead_mark
+from cython_ext.logic.prequeue cimport ahead_mark
 from cython_ext.logic.durations cimport (
     Duration, LaunchKey, durations_believe, durations_find, durations_learn, durations_predict, is_graph,
 )
