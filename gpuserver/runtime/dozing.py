@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import trio
 
-from gpuserver.core.states.idle import Sleeper, Step, decide
+from gpuserver.core.states.idle import IdleState, Step, decide
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
@@ -64,18 +64,22 @@ class Dozing:
         watch = self._watches.setdefault(vgpu, Watch(used_ns=now_ns, dozed_ns=now_ns))
         self._note_use(vgpu, watch, now_ns)
         known = vgpu.link is not None and vgpu.activity is not None
-        if known and not vgpu.lifecycle_lock.locked() and decide(self._sleeper(vgpu, watch), now_ns) is not Step.STAY:
+        if (
+            known
+            and not vgpu.lifecycle_lock.locked()
+            and decide(self._idle_state(vgpu, watch), now_ns) is not Step.STAY
+        ):
             self._server.nursery.start_soon(self._move, vgpu, watch)
 
-    def _sleeper(self, vgpu: Vgpu, watch: Watch) -> Sleeper:
-        return Sleeper(
+    def _idle_state(self, vgpu: Vgpu, watch: Watch) -> IdleState:
+        return IdleState(
             patience_ns=vgpu.record.spec.idle_suspend_ns,
             used_ns=watch.used_ns,
             wants=self._wants(vgpu),
             programs=bool(vgpu.programs),
-            dozes=bool(vgpu.dozing),
-            dozed_ns=watch.dozed_ns,
-            still=vgpu.quiesced or vgpu.passage.leaving is not None,
+            suspended=bool(vgpu.dozing),
+            suspended_ns=watch.dozed_ns,
+            quiesced=vgpu.quiesced or vgpu.passage.leaving is not None,
             failures=watch.failures,
             tried_ns=watch.tried_ns,
         )
@@ -106,12 +110,12 @@ class Dozing:
                 return
             now_ns = time.monotonic_ns()
             self._count(vgpu, watch, now_ns)  # it may have been used since
-            step = decide(self._sleeper(vgpu, watch), now_ns)
+            step = decide(self._idle_state(vgpu, watch), now_ns)
             if step is Step.STAY:
                 return
             suspension = self._server.suspension
             try:
-                await (suspension.doze(vgpu) if step is Step.DOZE else suspension.bring_back(vgpu))
+                await (suspension.doze(vgpu) if step is Step.SUSPEND else suspension.bring_back(vgpu))
             except VgpuError as error:
                 self._tell(vgpu, error.message)
                 watch.failures += 1

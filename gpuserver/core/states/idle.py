@@ -1,13 +1,14 @@
-"""When a vGPU that nobody uses is suspended (--idle-suspend), and when it comes back. Pure.
+"""Idle suspend (``--idle-suspend``): when a vGPU without work is suspended, and when it is resumed. Pure.
 
-Who *dozes* was suspended by the server, not by a person: what it was promised stays promised, so that it can always
-come back, and it does so by itself. Two rules, which cannot both hold at one moment:
+The server suspends an idle vGPU, not a person. What the vGPU was promised stays promised, so it can always be resumed.
+Two rules, which never hold at the same moment:
 
-    it dozes off    if it has programs, none of which has used the GPU for ``patience_ns`` or wants it
-    it wakes        if one of them wants it, or has used it since; if it has none; if it is not to doze any more
+    suspend    it has programs, and none of them has used the GPU for ``patience_ns`` or wants it
+    resume     a program wants the GPU, or has used it since; or it has no programs; or --idle-suspend was taken away
 
-Wanting is a level, not an edge: a thread that waits goes on saying so. So it does not matter when it is looked at,
-which server looks, or how often it was tried in vain.
+Wanting is a level, not an edge: a waiting thread reports it again and again. So the outcome does not depend on when a
+server looks, which server looks, or how often it tried before. Source: autosuspend of the Linux kernel's runtime power
+management.
 """
 
 from __future__ import annotations
@@ -24,43 +25,50 @@ class Step(StrEnum):
     """What to do about a vGPU."""
 
     STAY = "stay"
-    DOZE = "doze"
-    WAKE = "wake"
+    SUSPEND = "suspend"
+    RESUME = "resume"
 
 
 @dataclass(frozen=True, slots=True)
-class Sleeper:
-    """A vGPU. ``patience_ns``: of --idle-suspend, 0 without it. ``dozes``: since ``dozed_ns``. ``still``: it stands
-    still, dozing or for another reason. ``used_ns``: when a program used or wanted the GPU last, as far as is known.
-    ``failures``: to suspend or resume it, one after the other; the last one ``tried_ns``."""
+class IdleState:
+    """One vGPU."""
 
     patience_ns: int
+    """Of --idle-suspend; 0 without it."""
     used_ns: int
+    """When a program used or wanted the GPU last, as far as the server knows."""
     wants: bool = False
     programs: bool = True
-    dozes: bool = False
-    dozed_ns: int = 0
-    still: bool = False
+    suspended: bool = False
+    """It is suspended because it was idle …"""
+    suspended_ns: int = 0
+    """… since then."""
+    quiesced: bool = False
+    """Its programs are stopped, for this reason or another."""
     failures: int = 0
+    """To suspend or resume it, in a row."""
     tried_ns: int = 0
+    """The last attempt."""
 
     @property
     def again_ns(self) -> int:
-        """When it may be tried again. To wake one that waits: soon, and never given up. To suspend one, which holds its
-        programs up for a moment: not before it has to be idle for so long again, and less and less often."""
+        """When the server may try again. A resume is tried again soon, and never given up. A suspend stops programs for
+        a moment, so it is tried again after ``patience_ns``, then less and less often."""
         if not self.failures:
             return 0
         times = 1 << min(self.failures - 1, 6)
-        return self.tried_ns + (min(AGAIN_MOST_NS, AGAIN_LEAST_NS * times) if self.dozes else self.patience_ns * times)
+        return self.tried_ns + (
+            min(AGAIN_MOST_NS, AGAIN_LEAST_NS * times) if self.suspended else self.patience_ns * times
+        )
 
 
-def decide(sleeper: Sleeper, now_ns: int) -> Step:
+def decide(vgpu: IdleState, now_ns: int) -> Step:
     """At ``now_ns``, of the clock of ``used_ns``."""
-    if now_ns < sleeper.again_ns:
+    if now_ns < vgpu.again_ns:
         return Step.STAY
-    if sleeper.dozes:
-        used = sleeper.wants or sleeper.used_ns > sleeper.dozed_ns
-        return Step.WAKE if used or not (sleeper.programs and sleeper.patience_ns) else Step.STAY
-    idle = sleeper.patience_ns and now_ns - sleeper.used_ns >= sleeper.patience_ns
-    ready = sleeper.programs and not sleeper.wants and not sleeper.still
-    return Step.DOZE if idle and ready else Step.STAY
+    if vgpu.suspended:
+        used = vgpu.wants or vgpu.used_ns > vgpu.suspended_ns
+        return Step.RESUME if used or not (vgpu.programs and vgpu.patience_ns) else Step.STAY
+    idle = vgpu.patience_ns and now_ns - vgpu.used_ns >= vgpu.patience_ns
+    ready = vgpu.programs and not vgpu.wants and not vgpu.quiesced
+    return Step.SUSPEND if idle and ready else Step.STAY
