@@ -1,8 +1,9 @@
-"""What the scheduler hears of a table: the ring of events between two of its visits, and when it is woken for them.
+"""The ring of events that a lease table keeps for the scheduler between two of its visits, and when that is woken.
 
-Leases that begin and end are its books and live on: a program that changes its mind 2,000 times a second while the
-scheduler is held up must not push them out. So wants and readings, which can be asked for again, fill half of the ring
-at most. Nobody is woken for a reading, and for GO at the tail of another lease a little later (``ring_went``).
+The scheduler charges by the begin and end of leases, so none of these may be lost. A program may want and not want
+2,000 times a second while the scheduler is late. So wants and readings, which the scheduler can read again, fill half
+of the ring at most. A reading does not wake the scheduler. GO at the tail of another lease wakes it a little later
+(``ring_went``).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -20,7 +21,7 @@ cdef enum:
 
     RING = 4096              # events between two visits of the scheduler ...
     LEVELS = RING / 2        # ... of which wants and readings leave the others the rest
-    HUSH_NS = 5_000_000      # GO at the tail of another lease may be told of so late
+    HUSH_NS = 5_000_000      # GO at the tail of another lease is reported so late at most
 
 
 cdef struct LeaseEvent:
@@ -84,8 +85,7 @@ cdef inline void queue_reading(
 cdef inline void ring_observe(
     EventRing* ring, uint32_t key, const VgpuQueue* queue, const PublishedLease* published, int64_t now_ns
 ) noexcept nogil:
-    """What is read of a lease in force. Until somebody comes, a newer reading is better, or another that will follow.
-    """
+    """What is read of a lease in force. A newer reading replaces one that the scheduler has not taken yet."""
     cdef LeaseEvent* event = NULL
     if ring.count > 0:
         event = &ring.events[ring.count - 1]
@@ -98,8 +98,8 @@ cdef inline void ring_observe(
 
 
 cdef inline void ring_went(EventRing* ring, const PublishedLease* published, bint at_tail) noexcept nogil:
-    """``at_tail``: of another lease. That GO is told of with the other's drain, which follows in a moment; if not,
-    while half of the lease is left to plan what comes after it. Any other is told of now."""
+    """``at_tail``: of another lease. The other's drain follows in a moment, and reports that GO as well. Without it the
+    scheduler is woken while half of the lease is left. It is woken at once for any other GO."""
     cdef int64_t by_ns = published.go_ns + min(<int64_t>HUSH_NS, (published.lease.end_ns - published.go_ns) / 2)
     if not at_tail:
         ring.pressing = 1
@@ -118,7 +118,7 @@ cdef inline int64_t ring_due_ns(const EventRing* ring) noexcept nogil:
 
 
 cdef inline void ring_forget(EventRing* ring, uint32_t key) noexcept nogil:
-    """The vGPU is gone: its events are nobody's."""
+    """The vGPU is gone, and its events are dropped."""
     cdef uint32_t i, kept = 0
     for i in range(ring.count):
         if ring.events[i].key != key:

@@ -20,12 +20,12 @@ its predecessors are done, and its vGPU's own older lease is over. At ``go_by_ns
 the end by g − start: a lease keeps its length. A predecessor that is done is removed from the lease. So a step compares
 numbers only, and costs the number of waiting leases.
 
-**Standby leases.** A standby lease gets GO when its vGPU wants the GPU. With ``alone``, the GPU must be free, too: no
+**Standing leases.** A standing lease gets GO when its vGPU wants the GPU. With ``alone``, the GPU must be free, too: no
 other vGPU wants or holds it, and no lease waits that the scheduler has granted. The scheduler learns of that GO
-afterwards, and may have granted another lease meanwhile. So a standby lease that went is *unacknowledged*, and leases
+afterwards, and may have granted another lease meanwhile. So a standing lease that went is *unacknowledged*, and leases
 of other vGPUs wait for it, until the scheduler publishes it again. At their ``go_by_ns`` they go nevertheless.
 
-**Optimistic start.** While the GPU is ``free``, a hook does not wait for GO (logic/gate.pxd). Its vGPU is charged from
+**Taken leases.** While the GPU is ``free``, a hook does not wait for GO (logic/gate.pxd). Its vGPU is charged from
 its first work on, except for what another lease pays for. If no other vGPU wanted the GPU, the lease begins at that
 work. If the scheduler had to choose, the lease begins with GO, because it may have got an end meanwhile.
 
@@ -58,7 +58,7 @@ from cython_ext.logic.handover cimport awake_after_ns
 
 cdef enum:
     LATENESS_BINS = 40
-    OBSERVE_NS = 10_000_000  # between two readings of a holder that nobody asked for
+    OBSERVE_NS = 10_000_000  # between two readings of a holder without a request
     RECENT = 1 << 30         # epochs closer than this compare safely
 
     TABLE_OK = 0
@@ -73,7 +73,7 @@ cdef struct LeaseTable:
     uint64_t[4] wanting
     uint64_t[4] unacknowledged      # queues with a lease that is
     uint64_t[4] touched
-    bint free                # nobody wants a token, no lease is in force, and only standing ones wait
+    bint free                # no vGPU wants a lease, none is in force, and only standing ones wait
     int64_t over_ns          # when a lease was last over
     uint32_t newest          # epoch last published on the GPU
     EventRing ring           # for the scheduler
@@ -167,7 +167,7 @@ cdef inline void table_go(LeaseTable* table, uint32_t key, uint32_t index, int64
     # Without ON_GO the hooks did not wait for us: the lease is as old as it said.
     published.go_ns = now_ns if published.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
     first_ns = published.go_ns
-    # an optimistic start
+    # taken before GO
     if published.stood and queue.report.submitted_epoch == published.lease.epoch and next_key(table.holding, 0) < 0:
         first_ns = clamp_ns(queue.report.submitted_ns, max(table.over_ns, now_ns - TAKE_MOST_NS), now_ns)
     if published.alone:
@@ -216,7 +216,7 @@ cdef inline bint table_rests(const LeaseTable* table) noexcept nogil:
 
 
 cdef inline int table_alone(const LeaseTable* table) noexcept nogil:
-    """Who alone wants on a GPU that rests, and has a lease that waits; −1: nobody."""
+    """The only vGPU that wants a GPU that rests, if its lease waits; −1: there is none."""
     cdef int alone = next_key(table.wanting, 0)
     if alone < 0 or any_but(table.wanting, alone) or not has(table.waiting, alone) or not table_rests(table):
         return -1
@@ -255,7 +255,7 @@ cdef inline void table_step(LeaseTable* table, int64_t now_ns) noexcept nogil:
 
 
 cdef inline int64_t table_deadline(const LeaseTable* table, bint* sharp) noexcept nogil:
-    """When to step next, FOREVER_NS if only an event can matter. ``sharp``: somebody waits for that very moment."""
+    """When to step next, FOREVER_NS if only an event can matter. ``sharp``: a hook waits for that very moment."""
     cdef int64_t deadline = FOREVER_NS, due
     cdef int key = next_key(table.waiting, 0)
     cdef uint32_t i
@@ -282,8 +282,8 @@ cdef inline int64_t table_deadline(const LeaseTable* table, bint* sharp) noexcep
 
 
 cdef inline int64_t table_handover_ns(const LeaseTable* table, int64_t now_ns, int64_t* lasted_ns) noexcept nogil:
-    """The nearest end of a lease whose drain somebody waits for, perhaps just past, and how long that lease has been
-    in force by then; FOREVER_NS if there is none."""
+    """The nearest end of a lease whose drain another lease waits for, perhaps just past, and how long that lease has
+    been in force by then; FOREVER_NS if there is none."""
     cdef int64_t nearest = FOREVER_NS
     cdef const VgpuQueue* queue
     cdef const PublishedLease* published
@@ -352,7 +352,7 @@ cdef inline int table_publish(
         if before == NULL:
             continue
         published.lease.flags |= LEASE_ON_GO
-        if not published_at_tail(&table.queues[asked.after[i].key], before, now_ns):   # told only once
+        if not published_at_tail(&table.queues[asked.after[i].key], before, now_ns):   # reported only once
             published.after[published.waits] = asked.after[i]
             published.waits += 1
     table_refile(table, key)
@@ -405,7 +405,7 @@ cdef inline bint table_finish(
 
 
 cdef inline void table_tail(LeaseTable* table, uint32_t key, uint32_t epoch, int64_t now_ns) noexcept nogil:
-    """The lease takes no more work and will soon have drained: nobody need wait for that. It stays, and is charged."""
+    """The lease takes no more work and will soon have drained, so no lease waits for it. It stays, and is charged."""
     cdef const PublishedLease* published = table_find(table, key, epoch)
     if published != NULL and published_at_tail(&table.queues[key], published, now_ns):
         table_clear_dependency(table, key, epoch, now_ns)
@@ -426,7 +426,7 @@ cdef inline void table_report(LeaseTable* table, uint32_t key, const Report* rep
         return
     queue.report = report[0]
     if report.returned_epoch != before.returned_epoch:
-        # Who wants again after a return wants anew, even if the return and the wish came in one report.
+        # A vGPU that wants again after a return wants anew, even if one report has both.
         if table_finish(table, key, report.returned_epoch, report.drained_ns, now_ns, 0) and queue.want:
             table_wants(table, key, 0, now_ns)
     if report.drained_epoch != before.drained_epoch:
@@ -464,7 +464,7 @@ cdef inline void table_add(LeaseTable* table, uint32_t key, const Report* report
 
 
 cdef inline void table_remove(LeaseTable* table, uint32_t key, int64_t now_ns) noexcept nogil:
-    """The vGPU is gone: its leases are over, its unread events are nobody's. Its page shows an empty plan."""
+    """The vGPU is gone: its leases are over and its unread events are dropped. Its page shows an empty plan."""
     cdef VgpuQueue* queue = &table.queues[key]
     while queue.live > 0:
         table_drop(table, key, queue.live - 1, now_ns)

@@ -8,7 +8,7 @@ return is never paired with a want from before it. A want that is seen gone too 
 
 A grants page: ``open_epoch`` is taken away before anything else changes and given after everything else has, since a
 gate on its fast path reads nothing else. ``change`` moves last, then sleepers are woken. ``free_epoch`` may change by
-itself: who could take the lease is not asleep.
+itself: a thread that could take the lease is not asleep.
 """
 
 from libc.string cimport memcmp

@@ -169,7 +169,7 @@ cdef inline int64_t published_used_ns(
 
 
 cdef inline int64_t queue_quiet_ns(const VgpuQueue* queue) noexcept nogil:
-    """When the queue's oldest lease that went is over because nobody wants it."""
+    """When the queue's oldest lease that went is over because its vGPU has not wanted it for QUIET_NS."""
     return max(queue.want_changed_ns, queue.leases[0].go_ns) + QUIET_NS
 
 

@@ -77,10 +77,13 @@ _STYLES: Final = {
 
 
 def token_rate(reading: VgpuStatus | GpuStatus) -> str:
-    """Tokens a second; ``open`` while a token without an end is held, and ``shared`` while others compute beside it."""
-    if getattr(reading, "shares", False):
-        return "shared"
+    """Tokens a second; ``open`` while a token without an end is held."""
     return "open" if reading.open_ended else f"{reading.tokens_per_second:.1f}"
+
+
+def vgpu_token_rate(vgpu: VgpuStatus) -> str:
+    """``shared`` while other vGPUs compute beside its token, else ``token_rate``."""
+    return "shared" if vgpu.shares else token_rate(vgpu)
 
 
 def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:
@@ -95,7 +98,7 @@ def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:
         percent(vgpu.busy_ratio),
         used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
         str(vgpu.processes),
-        token_rate(vgpu),
+        vgpu_token_rate(vgpu),
         needs(vgpu.demand_ratio),
         format_bytes(vgpu.memory_peak_bytes),
         str(vgpu.memory_refusals),

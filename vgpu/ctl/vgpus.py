@@ -127,8 +127,7 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "priority": vgpu.spec.priority,
         "group": vgpu.spec.group or "none",
         "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "stays on the GPU",
-        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, "
-        f"{'a token without an end' if vgpu.open_ended else f'{tables.token_rate(vgpu)} tokens/s'}",
+        "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {_tokens(vgpu)}",
         **({"lease": _lease(vgpu)} if vgpu.mode == "temporal" and vgpu.demand_ratio else {}),
         **_moving(vgpu),
         "total": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
@@ -137,6 +136,13 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "refused": f"{refused}, the last of {last}" if vgpu.memory_refusals else "no allocation",
         "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
     }
+
+
+def _tokens(vgpu: VgpuStatus) -> str:
+    """Which tokens it has, or how many."""
+    if vgpu.shares:
+        return "a shared token"
+    return "a token without an end" if vgpu.open_ended else f"{tables.token_rate(vgpu)} tokens/s"
 
 
 def _lease(vgpu: VgpuStatus) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from vgpu.ctl.output import GAP, Cell, Column, Row, console, table_text
 from vgpu.ctl.progress import Part, waiting
-from vgpu.ctl.tables import percent, token_rate, used_of
+from vgpu.ctl.tables import percent, used_of, vgpu_token_rate
 from vgpu.demo.run import SHARES_PERCENT, Scene
 from vgpu.stage.measure import shares
 from vgpu.units import format_bytes
@@ -89,7 +89,7 @@ def rows(scene: Scene) -> list[Row]:
             vgpu.vgpu_id,
             f"{asked:g} %",
             Cell(f"{bar(share)} {percent(share):>6}", "green"),
-            token_rate(vgpu),
+            vgpu_token_rate(vgpu),
             used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
         )
         for vgpu, asked, share in zip(scene.vgpus, SHARES_PERCENT, now, strict=True)

@@ -85,7 +85,7 @@ def vgpu_row(vgpu: VgpuStatus) -> Row:
         tables.promised(vgpu),
         tables.percent(vgpu.held_ratio),
         tables.percent(vgpu.busy_ratio),
-        tables.token_rate(vgpu),
+        tables.vgpu_token_rate(vgpu),
         tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
         str(vgpu.processes),
         short_duration(vgpu.waiting_ns) if vgpu.waiting_ns else "",

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from ctypes import c_void_p
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -59,6 +59,23 @@ class Result:
     intervals_ns: list[tuple[int, int]] = field(default_factory=list)
 
 
+def working(
+    tally: Tally,
+    start_ns: int,
+    end_ns: int,
+    report: Callable[[Tally, int], None],
+    every_ns: int,
+    stopped: Callable[[], bool],
+) -> Iterator[None]:
+    """A turn of the loop after the other until `end_ns` (CLOCK_MONOTONIC) or `stopped`; reports in between."""
+    due_ns = start_ns + every_ns
+    while (now_ns := time.monotonic_ns()) < end_ns and not stopped():
+        if now_ns >= due_ns:
+            report(tally, now_ns)
+            due_ns += every_ns
+        yield
+
+
 def saturate(
     gpu: Gpu,
     job: Job,
@@ -74,11 +91,7 @@ def saturate(
     spare = [(gpu.event(), gpu.event()) for _ in range(DEPTH)]
     flying: deque[tuple[c_void_p, c_void_p]] = deque()
     tally = Tally(finished_ns=start_ns)
-    due_ns = start_ns + every_ns
-    while (now_ns := time.monotonic_ns()) < end_ns and not stopped():
-        if now_ns >= due_ns:
-            report(tally, now_ns)
-            due_ns += every_ns
+    for _ in working(tally, start_ns, end_ns, report, every_ns, stopped):
         if spare:
             first, last = spare.pop()
             gpu.record(first)
@@ -110,11 +123,7 @@ def serve(
 ) -> Tally:
     """One kernel, the wait for it, and a pause of ``host_ns``, again and again: a program that its host holds up."""
     tally = Tally(finished_ns=start_ns)
-    due_ns = start_ns + every_ns
-    while (now_ns := time.monotonic_ns()) < end_ns and not stopped():
-        if now_ns >= due_ns:
-            report(tally, now_ns)
-            due_ns += every_ns
+    for _ in working(tally, start_ns, end_ns, report, every_ns, stopped):
         job.launch()
         gpu.synchronize()
         tally.kernels += 1
