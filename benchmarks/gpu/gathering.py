@@ -6,46 +6,43 @@ Each stream holds its own launches behind a word that the GPU waits for (cuStrea
 waits for the answer, or when the first of them is so many milliseconds old. That is what a hook could do at best: the
 streams set the word themselves, so no other thread has to wake. The manners take turns in the order A B C D D C B A.
 Rates are of all programs without latencies (the trainer), or of all; ratios are of *at once* of the same round.
+
+With ``--simulate`` no launch is held back: that rehearses the rest.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import ctypes
 import itertools
-import json
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from benchmarks.gpu.catalogue import WORKS
-from benchmarks.gpu.sharer import Window, requests, serve, steady
+from benchmarks.gpu.sharer import Window, build, requests, serve, steady
+from benchmarks.gpu.stage import SEEDS_APART, Ground, Sharer, Stage
 from benchmarks.gpu.stats import bootstrap, percentile
-
-if TYPE_CHECKING:
-    from benchmarks.gpu.works.cuda import TorchProgram
+from benchmarks.gpu.works.program import Program
 
 AGES_S: Final = {"at once": 0.0, "until it waits": float("inf"), "1 ms": 1e-3, "2 ms": 2e-3}
 """How long launches are held back at most; by the position in here ``Window.seed`` says which."""
+assert SEEDS_APART % len(AGES_S) == 0, "all sharers of a window hold launches back alike"
 STREAM: Final = "resnet50-infer1"
 TRAINER: Final = "vit-train"
 REQUESTS: Final = 60.0
+OWN: Final = "benchmarks.gpu.gathering"
 
 
 class Gathered:
-    """The program of ``work``, whose launches wait in the driver's queue."""
+    """``program``, a stream in PyTorch, whose launches wait in the driver's queue."""
 
-    def __init__(self, work: str) -> None:
+    def __init__(self, program: Program) -> None:
         import torch
 
-        from benchmarks.gpu.works.cuda import TorchProgram
-
         self.age_s = 0.0
-        self._program: TorchProgram = TorchProgram(work)
+        self._program = program
         self._page = torch.zeros(1024, dtype=torch.int32).pin_memory()
         self._word = ctypes.c_uint32.from_address(self._page.data_ptr())
         self._wait_value = ctypes.CDLL("libcuda.so.1").cuStreamWaitValue32_v2
@@ -53,8 +50,7 @@ class Gathered:
         self._turn = 0
         self._since = 0.0
         self._held = False
-        if work == STREAM:
-            torch.nn.modules.module.register_module_forward_pre_hook(self._before_launches)
+        torch.nn.modules.module.register_module_forward_pre_hook(self._before_launches)
 
     def _before_launches(self, *_: object) -> None:
         if not self.age_s:
@@ -85,99 +81,65 @@ class Gathered:
         return getattr(self._program, name)
 
 
-def sharer(work: str) -> None:
+def sharer(work: str, simulated: bool) -> None:
+    def make() -> Any:
+        program = build(work, simulated)
+        return Gathered(program) if work == STREAM and not simulated else program
+
     def answer(program: Any, window: Window) -> dict[str, Any]:
-        program.age_s = list(AGES_S.values())[window.seed % len(AGES_S)]
+        if isinstance(program, Gathered):
+            program.age_s = list(AGES_S.values())[window.seed % len(AGES_S)]
         found = requests(program, window) if window.requests_per_second else steady(WORKS[work], program, window)
         program.synchronize()
         return {"work": work, **found}
 
-    serve(lambda: Gathered(work), answer)
+    serve(make, answer)
 
 
-class Child:
-    def __init__(self, work: str) -> None:
-        command = [sys.executable, "-m", "benchmarks.gpu.gathering", "--work", work]
-        self.work = work
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-    def _line(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def ready(self) -> None:
-        if self._line() != "READY":
-            raise RuntimeError(f"{self.work} ended before it was ready")
-
-    def ask(self, **window: object) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(window) + "\n")
-        self._process.stdin.flush()
-
-    def answer(self) -> dict[str, Any]:
-        return dict(json.loads(self._line().partition(" ")[2]))
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        self._process.wait()
-
-
-def window(children: Sequence[Child], manner: int, seconds: float, rate: float, turn: int) -> list[dict[str, Any]]:
-    start = time.monotonic() + 0.9
-    for i, child in enumerate(children):
-        child.ask(
-            start=start,
-            seconds=seconds,
-            requests_per_second=rate if child.work == STREAM else 0.0,
-            samples=True,
-            seed=(turn * 8 + i) * len(AGES_S) + manner,
-            lead_s=0.5,
-        )
-    return [child.answer() for child in children]
-
-
-def compare(name: str, children: Sequence[Child], rounds: int, seconds: float, rate: float) -> None:
-    found: list[list[list[dict[str, Any]]]] = [[] for _ in AGES_S]
+def compare(stage: Stage, name: str, sharers: Sequence[Sharer], streams: int, rounds: int, seconds: float) -> None:
+    """``streams``: of the first so many sharers requests come at random; 0: all are closed loops."""
+    found: list[list[tuple[dict[str, Any], ...]]] = [[] for _ in AGES_S]
     for turn in range(rounds):
         for manner in list(range(len(AGES_S)))[:: -1 if turn % 2 else 1]:
-            found[manner].append(window(children, manner, seconds, rate, turn))
+            seed = turn * len(AGES_S) + manner
+            arrivals = (REQUESTS,) * streams
+            window = stage.window(sharers, seconds, samples=True, requests_per_second=arrivals, seed=seed)
+            found[manner].append(window.results)
     rates = [[sum(one.get("units_per_second", 0.0) for one in turn) for turn in manner] for manner in found]
     for manner, label in enumerate(AGES_S):
-        streams = (one for turn in found[manner] for one in turn if one["work"] == STREAM)
-        took = list(itertools.chain.from_iterable(one["samples_ms"] for one in streams))
-        line = f"{name:28} {label:15} {statistics.median(rates[manner]):8.1f}/s"
-        if rates[0][0]:
-            ratios = [100 * mine / base for mine, base in zip(rates[manner], rates[0], strict=True)]
-            low, high = bootstrap(ratios, statistics.median)
-            line += f"  {statistics.median(ratios):5.1f} % ({low:.1f} to {high:.1f}) of at once"
-        if took:
-            line += "".join(f"  p{percent} {percentile(took, percent):.2f}" for percent in (50, 90, 99))
-            line += f" ms of {len(took)}"
-        print(line, flush=True)
+        ratios = [100 * mine / base for mine, base in zip(rates[manner], rates[0], strict=True)]
+        low, high = bootstrap(ratios, statistics.median)
+        answers = (one for turn in found[manner] for one in turn if one["work"] == STREAM)
+        took = list(itertools.chain.from_iterable(one["samples_ms"] for one in answers))
+        tails = "".join(f"  p{percent} {percentile(took, percent):.2f}" for percent in (50, 90, 99))
+        print(
+            f"{name:28} {label:15} {statistics.median(rates[manner]):8.1f}/s  {statistics.median(ratios):5.1f} % "
+            f"({low:.1f} to {high:.1f}) of at once{tails} ms of {len(took)}",
+            flush=True,
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    Ground.add_options(parser)
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seconds", type=float, default=2.5, help="of each turn of a manner")
     parser.add_argument("--work", choices=(STREAM, TRAINER), help=argparse.SUPPRESS)
+    parser.add_argument("--simulated", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
-        sharer(options.work)
+        sharer(options.work, options.simulated)
         return
-    trainer = Child(TRAINER)
-    streams = [Child(STREAM) for _ in range(4)]
-    for child in (trainer, *streams):
-        child.ready()
-    alone = [window([trainer], 0, options.seconds, 0.0, 0)[0]["units_per_second"] for _ in range(2)]
-    print(f"{TRAINER} alone: {statistics.fmean(alone):.1f}/s", flush=True)
-    compare("3 streams beside a trainer", [*streams[:3], trainer], options.rounds, options.seconds, REQUESTS)
-    compare("3 closed loops", streams[:3], options.rounds, options.seconds, 0.0)
-    compare("4 closed loops", streams, options.rounds, options.seconds, 0.0)
-    for child in (trainer, *streams):
-        child.end()
+    with Ground(options.simulate, options.gpu) as ground, Stage(ground) as stage:
+        trainer = stage.plain(TRAINER, OWN)
+        streams = [stage.plain(STREAM, OWN) for _ in range(4)]
+        stage.ready()
+        alone = stage.window([trainer], options.seconds).results[0]["units_per_second"]
+        print(f"{TRAINER} alone: {alone:.1f}/s", flush=True)
+        beside = [*streams[:3], trainer]
+        compare(stage, "3 streams beside a trainer", beside, 3, options.rounds, options.seconds)
+        compare(stage, "3 closed loops", streams[:3], 0, options.rounds, options.seconds)
+        compare(stage, "4 closed loops", streams, 0, options.rounds, options.seconds)
 
 
 if __name__ == "__main__":
