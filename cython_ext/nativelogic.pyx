@@ -35,9 +35,11 @@ TURN_NS, UNUSED_NS, PATIENCE_NS = baton_logic.TURN_NS, baton_logic.UNUSED_NS, ba
 UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
 BELIEVED_AFTER, BELIEVED_LAUNCHES = belief_logic.BELIEVED_AFTER, belief_logic.BELIEVED_LAUNCHES
 BELIEVED_NS = belief_logic.BELIEVED_NS
-METER_KEYS, TIMED_EVERY, TIMED_LONG, STEADY_FACTOR, ASSUMED_NS = (
-    metering.METER_KEYS, metering.TIMED_EVERY, metering.TIMED_LONG, metering.STEADY_FACTOR, metering.ASSUMED_NS
+METER_KEYS, TIMED_EVERY, TIMED_LONG, TIMED_RARELY, STEADY_FACTOR, ASSUMED_NS = (
+    metering.METER_KEYS, metering.TIMED_EVERY, metering.TIMED_LONG, metering.TIMED_RARELY, metering.STEADY_FACTOR,
+    metering.ASSUMED_NS,
 )
+TIMED_APART_NS = metering.TIMED_APART_NS
 MARKERS = window.MARKERS
 WINDOW_LEAST_NS = windowlength.WINDOW_LEAST_NS
 GRANTS_BYTES = sizeof(GrantsPage)
@@ -383,9 +385,9 @@ cdef class Meter:
     def takes(self, uint64_t tag, bint owing=0):
         return bool(metering.meter_takes(&self.meter, tag, owing))
 
-    def times(self, uint64_t tag, int64_t mean_ns, uint32_t samples, bint steady=0):
+    def times(self, uint64_t tag, int64_t mean_ns, uint32_t samples, int64_t now_ns, bint steady=0):
         """(what was added for the launch, how many the timed launch stands for)."""
-        cdef metering.Timing timing = metering.meter_times(&self.meter, tag, mean_ns, samples, steady)
+        cdef metering.Timing timing = metering.meter_times(&self.meter, tag, mean_ns, samples, steady, now_ns)
         return timing.assumed_ns, timing.weight
 
     def carries(self, uint64_t tag, uint32_t weight):

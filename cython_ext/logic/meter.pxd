@@ -9,7 +9,9 @@ call.
 
 One launch of a key in about 32 leaves this path and is timed between two events, of a key that always takes as long one
 in about 256. The distance to the next one is random, so a program's rhythm cannot hide its long launches. Because each
-key has a mean of its own, rare long launches are counted one by one, and add nothing to the variance.
+key has a mean of its own, rare long launches are counted one by one, and add nothing to the variance. A thread that
+launches fast has enough samples at a lower rate. So one launch in 2 ms is timed, but of each key at least one in about
+256.
 
 A timed launch stands for all launches of its key since the one that was timed before it. What it took beyond the mean
 is added once for each of them (``Timing.weight``, ``usage_amends``). So the sum is that of the samples, each with its
@@ -40,6 +42,8 @@ cdef enum:
     TIMED_EVERY = 32         # ... and later
     TIMED_LONG = 8           # ... where a launch is much longer than its timing takes
     STEADY_FACTOR = 8        # a key that always takes as long is timed so much less often
+    TIMED_RARELY = 256       # no key less often, about
+    TIMED_APART_NS = 2_000_000       # closer to each other, the thread's timed launches cost it more than they tell
     YOUNG_SAMPLES = 8
     WEIGHT_MOST = 1024
     LONG_LAUNCH_NS = 100_000
@@ -70,7 +74,8 @@ cdef struct Meter:
     int64_t granted_ns       # all allowances
     uint64_t dice
     uint32_t doubts          # of the gate's, when the keys were last made to be timed
-    uint32_t pad
+    uint32_t stretch         # keys with enough samples are timed so much less often; 0 is 1
+    int64_t timed_ns         # when the thread's last launch was timed
     Known[256] known         # METER_KEYS, in pairs: a key has one of two places
 
 
@@ -171,15 +176,27 @@ cdef inline void meter_enters(Meter* meter, Known* known, uint64_t tag, int64_t 
     known.carried = 0
 
 
+cdef inline void meter_stretches(Meter* meter, int64_t now_ns) noexcept nogil:
+    """Keep the thread's timed launches about TIMED_APART_NS apart, or up to four times that."""
+    cdef uint32_t stretch = max(meter.stretch, <uint32_t>1)
+    if now_ns - meter.timed_ns < TIMED_APART_NS:
+        meter.stretch = min(2 * stretch, <uint32_t>TIMED_RARELY)
+    elif now_ns - meter.timed_ns > 4 * TIMED_APART_NS:
+        meter.stretch = max(stretch / 2, <uint32_t>1)
+    meter.timed_ns = now_ns
+
+
 cdef inline Timing meter_times(
-    Meter* meter, uint64_t tag, int64_t mean_ns, uint32_t samples, bint steady
+    Meter* meter, uint64_t tag, int64_t mean_ns, uint32_t samples, bint steady, int64_t now_ns
 ) noexcept nogil:
-    """Add a launch that the fast path leaves to the gate. The key's mean by now: ``mean_ns``, of ``samples``, and
-    whether the last ones were alike (durations.pxd). The launch is to be timed, for all of ``weight``; 0: not this one,
-    for its key has but lost its place."""
+    """Add a launch that the fast path leaves to the gate, at ``now_ns``. The key's mean by now: ``mean_ns``, of
+    ``samples``, and whether the last ones were alike (durations.pxd). The launch is to be timed, for all of ``weight``;
+    0: not this one, for its key has but lost its place."""
     cdef Known* known = meter_place(meter, tag)
     cdef uint32_t usual = usual_distance(mean_ns, samples, steady)
     cdef Timing timing
+    if samples >= YOUNG_SAMPLES:
+        usual = min(usual * max(meter.stretch, <uint32_t>1), <uint32_t>TIMED_RARELY)
     if samples == 0:
         mean_ns = ASSUMED_NS
     timing.assumed_ns = mean_ns
@@ -194,6 +211,8 @@ cdef inline Timing meter_times(
         timing.weight = 1
     else:
         timing.weight = usual if meter_dice(meter, usual) == 0 else 0
+    if timing.weight and samples >= YOUNG_SAMPLES:
+        meter_stretches(meter, now_ns)
     meter.left_ns -= timing.assumed_ns
     meter_enters(meter, known, tag, mean_ns, usual)
     return timing

@@ -93,7 +93,7 @@ def test_the_period_stays_short_for_who_returns_early_or_is_of_a_high_class() ->
 
 def test_the_period_is_shorter_where_all_bursts_are_short() -> None:
     """Two decoders: a step of 2 ms that waits for a turn of 25 ms is late by that."""
-    for bursts_ms, period in (((2, 2), 16), ((2, 9), 51), ((0, 2), 51), ((2, 4), 16)):
+    for bursts_ms, period in (((2, 2), 24), ((2, 9), 51), ((0, 2), 51), ((2, 4), 24)):
         two = Desk(TemporalScheduler(), HALF, HALF)
         for key, burst_ms in enumerate(bursts_ms):
             two.tell(Measured(key, PPM, burst_ms * MS), 0)

@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext.nativelogic import METER_KEYS, STEADY_FACTOR, TIMED_EVERY, TIMED_LONG, Durations, Meter, Usage
+from cython_ext.nativelogic import (
+    METER_KEYS,
+    STEADY_FACTOR,
+    TIMED_APART_NS,
+    TIMED_EVERY,
+    TIMED_LONG,
+    TIMED_RARELY,
+    Durations,
+    Meter,
+    Usage,
+)
 
 Key = tuple[int, int, int, int, int, int, int, int]
 UNLIMITED = 1 << 60
@@ -21,9 +31,11 @@ def kernel(handle: int, width: int = 1) -> Key:
 
 
 class Program:
-    """One thread with its meter. Launches run at once, and each timed one is heard of before the next one."""
+    """One thread with its meter. Each launch ends before the next one, which comes ``apart_ns`` later. By default so
+    few launches are timed that the meter does not stretch their distances."""
 
-    def __init__(self, seed: int = 1) -> None:
+    def __init__(self, seed: int = 1, apart_ns: int = TIMED_APART_NS) -> None:
+        self.apart_ns, self.now_ns = apart_ns, 0
         self.meter, self.usage, self.table = Meter(seed), Usage(), Durations(1 << 16)
         self.meter.grant(UNLIMITED)
         self.busy_ns = 0
@@ -32,6 +44,7 @@ class Program:
     def launch(self, key: Key, lasts_ns: int, *, timeable: bool = True) -> bool:
         """As the fast path and the gate make it. Whether it was timed."""
         tag = Meter.tag(key)
+        self.now_ns += self.apart_ns
         self.usage.meter()
         self.busy_ns += lasts_ns
         if self.meter.takes(tag) or self.meter.takes(tag, owing=True):
@@ -39,7 +52,7 @@ class Program:
         self.table.launch(key)
         known = self.table.mean_ns(key)
         assert known is not None
-        assumed_ns, weight = self.meter.times(tag, int(known[0]), known[1], self.table.steady(key))
+        assumed_ns, weight = self.meter.times(tag, int(known[0]), known[1], self.now_ns, self.table.steady(key))
         if weight == 0:
             return False
         if not timeable:
@@ -87,6 +100,41 @@ def test_between_two_timed_launches_are_half_to_one_and_a_half_of_the_usual_numb
     assert min(later) > usual // 2
     assert max(later) <= usual * 3 // 2
     assert len(set(later)) > 2
+
+
+@pytest.mark.parametrize(("apart_us", "least", "most"), [(5, 128, 384), (20, 64, 384), (200, 16, 48)])
+def test_a_thread_that_launches_fast_has_a_smaller_part_of_its_launches_timed(
+    apart_us: int, least: int, most: int
+) -> None:
+    """One in 32 of a launch each 5 µs would be a timed launch each 160 µs. One in 2 ms is enough, and at least one in
+    256 of each key. What they stand for stays the same."""
+    program, distances, since = Program(3, apart_us * US), [], 0
+    for i in range(200_000):
+        since += 1
+        if program.launch(kernel(1), 5 * US if i % 4 else 45 * US):
+            distances.append(since)
+            since = 0
+    later = distances[20:]
+    assert least <= min(later) <= max(later) <= most
+    assert program.used_ns() / program.busy_ns == pytest.approx(1, abs=0.1)
+
+
+def test_many_keys_share_the_timed_launches_of_a_thread() -> None:
+    program, timed = Program(5, 10 * US), 0
+    keys = [kernel(handle) for handle in range(1, 21)]
+    for i in range(200_000):
+        timed += program.launch(keys[i % 20], 10 * US if i % 3 else 40 * US) and i > 50_000
+    assert 150_000 / TIMED_RARELY * 0.8 < timed < 2 * 150_000 * 10 * US / TIMED_APART_NS
+
+
+def test_a_thread_that_becomes_slow_is_timed_as_often_as_before() -> None:
+    program = Program(3, 5 * US)
+    for i in range(20_000):
+        program.launch(kernel(1), 5 * US if i % 4 else 45 * US)
+    program.apart_ns, before = 1_000 * US, program.timed
+    for i in range(6_000):
+        program.launch(kernel(1), 5 * US if i % 4 else 45 * US)
+    assert program.timed - before > 6_000 / TIMED_EVERY * 0.6
 
 
 @pytest.mark.parametrize(("period", "error"), [(2, 0.03), (4, 0.04), (7, 0.06), (64, 0.2), (128, 0.3)])
@@ -172,7 +220,7 @@ def test_what_is_promised_is_what_is_left_of_a_limited_allowance() -> None:
     assert meter.promised_ns == 0
     meter.recall(500)
     assert meter.promised_ns == 500
-    meter.times(9, 700, 3)
+    meter.times(9, 700, 3, 0)
     assert (meter.promised_ns, meter.left_ns, meter.spent_ns) == (0, -200, 700)
     meter.turns(1)
     assert (meter.left_ns, meter.spent_ns) == (0, 0)
@@ -182,7 +230,7 @@ def test_what_is_promised_is_what_is_left_of_a_limited_allowance() -> None:
 def test_a_key_that_nobody_needs_to_know_is_never_timed() -> None:
     meter = Meter()
     meter.grant(UNLIMITED)
-    meter.times(9, 700, 3)
+    meter.times(9, 700, 3, 0)
     meter.never_times(9)
     assert all(meter.takes(9) for _ in range(10 * TIMED_EVERY))
 

@@ -218,7 +218,9 @@ cdef bint learns(Gate* gate, Pass* launch, Thread* thread, int64_t now) noexcept
     )
 
 
-cdef void meter(Gate* gate, Pass* launch, Thread* thread, int index, LaunchKey* key) noexcept nogil:
+cdef void meter(
+    Gate* gate, Pass* launch, Thread* thread, int index, LaunchKey* key, int64_t now
+) noexcept nogil:
     """Add the launch, which is announced, to what the thread has used. One of many is timed."""
     cdef const Duration* known
     cdef Timing timing
@@ -230,7 +232,7 @@ cdef void meter(Gate* gate, Pass* launch, Thread* thread, int index, LaunchKey* 
         return
     known = vgpu_recollect(gate, key)
     timing = meter_times(
-        &thread.meter, launch.tag, <int64_t>known.mean_ns, known.means, durations_steady(known)
+        &thread.meter, launch.tag, <int64_t>known.mean_ns, known.means, durations_steady(known), now
     )
     if gate.grants.mode != MODE_TEMPORAL:        # there held time counts
         meter_never_times(&thread.meter, launch.tag)
@@ -279,7 +281,7 @@ cdef bint announced(
         thread.launches -= 1             # it is counted once it is let through
         return 0
     launch.kind = PASS_ANNOUNCED
-    meter(gate, launch, thread, index, key)
+    meter(gate, launch, thread, index, key, now)
     return 1
 
 

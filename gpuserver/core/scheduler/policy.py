@@ -25,7 +25,7 @@ class Policy:
     period_ns: int = 40 * MILLISECOND
     """P, temporal: every competing vGPU gets its share once in about this long. Grows with the hand-over cost."""
     period_max_ns: int = 200 * MILLISECOND
-    period_short_ns: int = 16 * MILLISECOND
+    period_short_ns: int = 24 * MILLISECOND
     """P where each vGPU that takes turns has short bursts: a decoder's step waits for the others' turns."""
     handover_loss_ppm: int = 7_000
     """The period grows until hand-overs cost no more than this part of the time (0.7 %): a pair that loses nothing but
