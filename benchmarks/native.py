@@ -147,7 +147,7 @@ def granted(hook: Process) -> tuple[int, int]:
 
 
 def cold_request(card: Card, samples: int, until_go: list[float] | None = None) -> list[float]:
-    """An idle vGPU wants and has a standing lease: doorbell → relay → dispatcher → GO seen by the sleeper. µs.
+    """An idle vGPU wants and has a standby lease: doorbell → relay → dispatcher → GO seen by the sleeper. µs.
 
     ``until_go``: takes what of that had passed when GO was given; the rest is the sleeper's.
     """
@@ -291,7 +291,7 @@ def main() -> None:
         print(f"{options.vgpus} vGPUs, {os.cpu_count()} cores, load {load:.1f}")
         print(f"{'latency, µs':<44} {'samples':>7} {'p50':>9} {'p99':>9} {'max':>9}")
         until_go: list[float] = []
-        print(row("cold request → GO seen (standing lease)", cold_request(card, options.samples, until_go)))
+        print(row("cold request → GO seen (standby lease)", cold_request(card, options.samples, until_go)))
         print(row("  of that until GO is given", until_go), flush=True)
         suites: list[tuple[str, Callable[[Card, int], list[float]], int]] = [
             ("drain → GO seen by the next holder", hand_over, options.samples),

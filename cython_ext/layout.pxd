@@ -149,7 +149,7 @@ cdef struct GrantsPage:
     uint64_t total_memory_bytes   # of the physical card
     char[64] vgpu_id         # NUL-terminated
     char[48] gpu_uuid
-    uint32_t free_epoch      # the GPU is free: a standing lease that may be taken without GO (logic/gate.pxd); else 0
+    uint32_t free_epoch      # the GPU is free: a standby lease that may be taken without GO (logic/gate.pxd); else 0
     uint32_t company_ppm     # of a vGPU that takes turns beside sharers: the part of the time that they used lately
     uint64_t process_limit_bytes  # the most that one process may own; 0: as much as the vGPU
     uint64_t card_limit_bytes     # of its limit what it may own just now, where that depends on others; 0: all of it

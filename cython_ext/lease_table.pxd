@@ -20,9 +20,9 @@ its predecessors are done, and its vGPU's own older lease is over. At ``go_by_ns
 the end by g − start: a lease keeps its length. A predecessor that is done is removed from the lease. So a step compares
 numbers only, and costs the number of waiting leases.
 
-**Standing leases.** A standing lease gets GO when its vGPU wants the GPU. With ``alone``, the GPU must be free, too: no
+**Standby leases.** A standby lease gets GO when its vGPU wants the GPU. With ``alone``, the GPU must be free, too: no
 other vGPU wants or holds it, and no lease waits that the scheduler has granted. The scheduler learns of that GO
-afterwards, and may have granted another lease meanwhile. So a standing lease that went is *unacknowledged*, and leases
+afterwards, and may have granted another lease meanwhile. So a standby lease that went is *unacknowledged*, and leases
 of other vGPUs wait for it, until the scheduler publishes it again. At their ``go_by_ns`` they go nevertheless.
 
 **Taken leases.** While the GPU is ``free``, a hook does not wait for GO (logic/gate.pxd). Its vGPU is charged from

@@ -40,7 +40,7 @@ cdef int read_turn(
     published.on_want = on_want
     published.alone = alone
     if alone and not (early and on_want):
-        raise ValueError(f"lease {epoch}: only an early, standing lease can be one for a free GPU (alone)")
+        raise ValueError(f"lease {epoch}: only an early, standby lease can be one for a free GPU (alone)")
     if end_ns is None:
         published.lease.flags = LEASE_OPEN
         published.lease.end_ns = FOREVER_NS

@@ -23,7 +23,7 @@ cdef struct PublishedLease:
     Lease lease              # as the page shows it
     int64_t window_ns
     bint early
-    bint on_want             # no GO before the vGPU wants (a standing lease)
+    bint on_want             # no GO before the vGPU wants (a standby lease)
     bint alone               # nor while a lease is in force, or one that is not standing waits
     bint stood               # alone, or was before it was granted: it may have been taken
     bint went

@@ -17,7 +17,7 @@ it has not ended. Inside a usable lease two rules hold a launch back:
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 
-On a free GPU (nobody holds, nobody wants) a standing lease need not wait for GO, which two sleeping threads would have
+On a free GPU (nobody holds, nobody wants) a standby lease need not wait for GO, which two sleeping threads would have
 to be woken for: a process may **take** it (``GrantsPage.free_epoch``) for some work, its part of a millisecond. A
 launch of unknown length counts for a quarter of that, and only one is in flight: its length is known then. GO follows,
 and the lease is charged from the first of them on. Two vGPUs that take theirs in the same moment run beside each other

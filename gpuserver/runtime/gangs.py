@@ -138,7 +138,7 @@ class GangLinks:
 
     def _tell_scheduler(self, events: Iterable[GangCalled]) -> None:
         for event in events:
-            self._tokens.muster(event)
+            self._tokens.gang_window(event)
 
 
 def _message(gpu_index: int, outlooks: dict[GangName, GangMemberStatus]) -> Outlooks:

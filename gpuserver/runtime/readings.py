@@ -86,7 +86,7 @@ def statement_of(record: VgpuRecord, book: AccountState) -> AccountSnapshot:
         holds=False,
         open_ended=False,
         throttled=False,
-        barred=False,
+        penalised=False,
         waiting_since_ns=None,
         lag_ns=book.lag_ns,
         bucket_ns=book.bucket_ns,

@@ -212,7 +212,7 @@ class Swapping:
             wants_ns=min(place.wants_ns, place.room_ns) if place.room_ns else place.wants_ns,
             moving=moving,
             room_bytes=vgpu.room_bytes,
-            barred=vgpu.quiesced or vgpu.lifecycle_lock.locked() or not place.settled or place.not_before_ns > now_ns,
+            pinned=vgpu.quiesced or vgpu.lifecycle_lock.locked() or not place.settled or place.not_before_ns > now_ns,
             user=vgpu.record.owner.uid,
             came_ns=place.came_ns,
             left_ns=place.left_ns,

@@ -204,7 +204,7 @@ class TokenLoop:
         """Effective with the next decision."""
         self._scheduler.adopt(policy)
 
-    def muster(self, event: GangCalled) -> None:
+    def gang_window(self, event: GangCalled) -> None:
         """Its gang is called, or no more."""
         self.hear()
         if event.vgpu in self._published:
@@ -387,7 +387,7 @@ class TokenLoop:
             for key, epoch in lease.after
             if key not in self._published or epoch in self._published[key]
         ]
-        if not lease.standing:
+        if not lease.standby:
             live += [(key, word_of(epoch)) for key, epoch in self._bench.leaving if key != lease.vgpu]
         return live
 
@@ -511,8 +511,8 @@ class TokenLoop:
                     self._live(lease),
                     lease.go_by_ns,
                     early=lease.early,
-                    on_want=lease.standing,
-                    alone=lease.standing,
+                    on_want=lease.standby,
+                    alone=lease.standby,
                     window_ns=lease.window_ns,
                 )
             elif isinstance(command, Allow):

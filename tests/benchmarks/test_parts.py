@@ -133,7 +133,7 @@ def test_nvml_has_to_agree_with_busy_or_taken_or_what_is_between() -> None:
 
 def test_nothing_is_judged_by_less_than_was_asked_for() -> None:
     assert bars("native", Row("64 vGPUs", "cold, free GPU", "programs", {})) == {"cold_p99_us": 100.0}
-    assert bars("native", Row("64 vGPUs", "cold, standing lease", "played hooks", {})) == {"cold_p99_us": 100.0}
+    assert bars("native", Row("64 vGPUs", "cold, standby lease", "played hooks", {})) == {"cold_p99_us": 100.0}
     assert bars("native", Row("64 vGPUs", "contending", "programs", {})) == {"cpu_percent": 25.0}
     assert bars("shares", Row("bert-infer", "30", "temporal", {})) == {
         "token_error_points": 1.0,

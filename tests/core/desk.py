@@ -34,18 +34,18 @@ from gpuserver.core.scheduler.leases import (
 from gpuserver.core.scheduler.policy import PPM, Policy
 
 MS = 1_000_000
-GRANTED_ONLY = Policy(standing=False)
-"""Without standing leases: every lease is one that the test has asked for."""
+GRANTED_ONLY = Policy(standby=False)
+"""Without standby leases: every lease is one that the test has asked for."""
 
 
 class Desk:
     """vGPUs 0, 1, … have ``shares``. Each call tells one event at ``at_ms``, checks the books, returns the commands.
 
-    ``standing``: with standing leases, which take epochs while nobody wants anything."""
+    ``standby``: with standby leases, which take epochs while nobody wants anything."""
 
-    def __init__(self, scheduler: Scheduler, *shares: Share, standing: bool = False) -> None:
+    def __init__(self, scheduler: Scheduler, *shares: Share, standby: bool = False) -> None:
         self.scheduler = scheduler
-        scheduler.adopt(replace(scheduler.policy, standing=standing))
+        scheduler.adopt(replace(scheduler.policy, standby=standby))
         self.allowed: dict[int, tuple[int, int | None]] = {}
         """What the hooks of each know last: epoch, and the GPU time that they may use under it."""
         for key, share in enumerate(shares):

@@ -159,7 +159,7 @@ class Run(Timeline):
         self.drained: set[tuple[int, int]] = set()
         self.tails: set[tuple[int, int]] = set()
         self.unheard: set[int] = set()
-        """Who holds by a standing lease that the scheduler has not published again."""
+        """Who holds by a standby lease that the scheduler has not published again."""
         self.first_epochs: dict[int, int] = {}
         """By key: what was said of older leases was of one that is gone."""
         self.records: list[Record] = []
@@ -244,7 +244,7 @@ class Run(Timeline):
             return
         known = self.published[lease.vgpu].get(lease.epoch)
         if known is None:
-            stood_ns = lease.start_ns if lease.standing else None
+            stood_ns = lease.start_ns if lease.standby else None
             self.published[lease.vgpu][lease.epoch] = Published(lease, stood_ns=stood_ns)
         elif known.went_ns is None:
             known.lease = lease
@@ -267,7 +267,7 @@ class Run(Timeline):
                 lease = held.lease
                 if held.went_ns is not None:
                     continue
-                if lease.standing and not (self.apps[key].wants and self._nobody_but(key)):
+                if lease.standby and not (self.apps[key].wants and self._nobody_but(key)):
                     continue
                 clear = not any(e in self.published.get(k, {}) and (k, e) not in self.tails for k, e in lease.after)
                 clear = clear and not (self.unheard - {key})
@@ -280,10 +280,10 @@ class Run(Timeline):
         if any(app.wants for other, app in self.apps.items() if other != key):
             return False
         published = (held for leases in self.published.values() for held in leases.values())
-        return all(held.went_ns is None and held.lease.standing for held in published)
+        return all(held.went_ns is None and held.lease.standby for held in published)
 
     def _taken_ns(self, held: Published) -> int:
-        """A standing lease may have been taken before the dispatcher heard of it, while the GPU was free."""
+        """A standby lease may have been taken before the dispatcher heard of it, while the GPU was free."""
         in_force = any(other.went_ns is not None for leases in self.published.values() for other in leases.values())
         if held.stood_ns is None or in_force:
             return self.now_ns
@@ -293,14 +293,14 @@ class Run(Timeline):
 
     def _go(self, key: int, held: Published) -> None:
         lease, first_ns = held.lease, self._taken_ns(held)
-        went_ns = first_ns if lease.standing else self.now_ns
+        went_ns = first_ns if lease.standby else self.now_ns
         held.lease = lease.begun(went_ns)
         end = held.lease.end_ns
         held.went_ns = went_ns
-        if lease.standing:
+        if lease.standby:
             self.unheard.add(key)
         held.record = Record(key, lease.epoch, first_ns, planned_end_ns=end)
-        held.record.shares_overlap = lease.standing or self.now_ns < lease.go_by_ns
+        held.record.shares_overlap = lease.standby or self.now_ns < lease.go_by_ns
         self.records.append(held.record)
         at_tail = any((k, e) in self.tails for k in self.keys for e in self.published[k])
         hush_ns = HUSH_NS if end is None else min(HUSH_NS, (end - went_ns) // 2)

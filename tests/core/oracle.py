@@ -283,7 +283,7 @@ class Watch:
         self.epoch = 0
         self.leases: dict[int, Lease] = {}
         self.went: set[int] = set()
-        self.standing: set[int] = set()
+        self.standby: set[int] = set()
         self.over: set[int] = set()
         self.withdrawn: set[int] = set()
         self.allowed: dict[int, tuple[int, int | None]] = {}
@@ -317,21 +317,21 @@ class Watch:
             else:
                 self._published(now, command)
                 self._limited(now, command.lease)
-        standings = self.scheduler.snapshot(now)  # type: ignore[attr-defined]
-        self._kinds(events, now, standings)
-        self._waits_for_an_end(now, {s.vgpu for s in standings})
+        snapshots = self.scheduler.snapshot(now)  # type: ignore[attr-defined]
+        self._kinds(events, now, snapshots)
+        self._waits_for_an_end(now, {s.vgpu for s in snapshots})
         due = self.scheduler.next_deadline_ns()  # type: ignore[attr-defined]
-        if any(s.throttled for s in standings) and due is None:
+        if any(s.throttled for s in snapshots) and due is None:
             self.found.append(f"10: somebody is throttled at {now} and no timer is set")
         left = all(isinstance(event, Observed | Measured) for event in events)  # a reading: a tick is due at once
         if due is not None and due <= now and not left:
             self.found.append(f"a deadline at {due} is not after {now}")
 
-    def _kinds(self, events: Sequence[Event], now: int, standings: Sequence[AccountSnapshot]) -> None:
+    def _kinds(self, events: Sequence[Event], now: int, snapshots: Sequence[AccountSnapshot]) -> None:
         """A measurement turns a vGPU light or heavy, and no other event. A vGPU that turned heavy stays so for a second
         at least."""
         measured = {event.vgpu: event for event in events if isinstance(event, Measured)}
-        for s in standings:
+        for s in snapshots:
             was_light, self.light[s.vgpu] = self.light.get(s.vgpu, s.light), s.light
             if s.light is was_light:
                 continue
@@ -370,7 +370,7 @@ class Watch:
         self.planned.pop(command.epoch, None)
         start = self.leases[command.epoch].start_ns
         wants = any(s.vgpu == command.vgpu and s.wants for s in self.scheduler.snapshot(now))  # type: ignore[attr-defined]
-        if any(isinstance(event, LeaseStarted) and event.epoch in self.standing for event in events):
+        if any(isinstance(event, LeaseStarted) and event.epoch in self.standby for event in events):
             return  # that one asked nobody, and is in the way of whoever was to be next
         about_to_start = start - POLICY.guard_ns < now < start
         if wants and (about_to_start or command.epoch in self.went):
@@ -378,8 +378,8 @@ class Watch:
 
     def _published(self, now: int, command: Publish) -> None:
         lease = command.lease
-        if lease.standing:
-            self.standing.add(lease.epoch)
+        if lease.standby:
+            self.standby.add(lease.epoch)
         if lease.epoch not in self.leases:
             if lease.epoch != self.epoch + 1:
                 self.found.append(f"11: epoch {lease.epoch} after {self.epoch}")

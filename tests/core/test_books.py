@@ -67,7 +67,7 @@ def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[SchedulerBas
         holds=True,
         open_ended=False,
         throttled=False,
-        barred=False,
+        penalised=False,
         waiting_since_ns=5 * MS,
         lag_ns=0,
         bucket_ns=(40 + 5 - 9) * MS,

@@ -101,7 +101,7 @@ def test_a_successor_pays_for_itself_once_a_stuck_holder_is_removed() -> None:
     desk.runs(0, 0)
     desk.wants(1, 10)
     desk.went(1, 2, 122.2)  # GO after the bounded wait
-    assert desk.statement(0, 125).barred
+    assert desk.statement(0, 125).penalised
     assert desk.statement(1, 125).held_ns == 0
     desk.removed(0, 130)
     assert desk.statement(1, 135).held_ns == 5 * MS
@@ -253,17 +253,17 @@ def test_only_its_own_withdrawn_lease_can_hold_up_a_partition() -> None:
     assert leases(desk.wants(2, 6.4))[0].after == ()
 
 
-def test_who_is_barred_stays_so_until_its_work_is_gone() -> None:
+def test_who_is_penalised_stays_so_until_its_work_is_gone() -> None:
     desk = Desk(TemporalScheduler(), HALF, HALF)
     desk.runs(0, 0)
     desk.wants(1, 10)
     desk.went(1, 2, 122.2)
     desk.idle(0, 130)
-    assert desk.statement(0, 130).barred
+    assert desk.statement(0, 130).penalised
     desk.wants(0, 131)
-    assert desk.statement(0, 131).barred
+    assert desk.statement(0, 131).penalised
     desk.drained(0, 1, 140, wants=False)
-    assert not desk.statement(0, 140).barred
+    assert not desk.statement(0, 140).penalised
 
 
 def test_a_drain_ends_every_older_lease_of_its_vgpu() -> None:
@@ -319,9 +319,9 @@ def test_where_nobody_competes_the_least_indebted_is_let_back_in() -> None:
     desk.runs(0, 0)
     desk.wants(1, 1)
     desk.wants(2, 1)
-    assert [desk.statement(key, 1).barred for key in (1, 2)] == [True, True]
+    assert [desk.statement(key, 1).penalised for key in (1, 2)] == [True, True]
     assert spans(desk.drained(0, 1, 2, wants=False)) == [(2, 2, 2, None)]
-    assert [desk.statement(key, 2).barred for key in (1, 2)] == [True, False]
+    assert [desk.statement(key, 2).penalised for key in (1, 2)] == [True, False]
 
 
 @pytest.mark.parametrize(("back_at", "early"), [(21.69, True), (21.7, False), (22.2, False), (30, False)])

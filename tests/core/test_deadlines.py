@@ -150,7 +150,7 @@ def test_a_token_is_no_longer_than_its_bucket_lasts(bucket_ms: int, length_ms: f
     assert choice is not None
     assert (choice.length_ns, choice.alone, choice.open_ended) == (length_ms * MS, True, True)
     assert isinstance(choice.length_ns, int)
-    account.muster = GangWindow()
+    account.gang_window = GangWindow()
     choice = scheduler._pick(10 * MS, None)
     assert choice is not None
     assert not choice.open_ended  # it stops together with the others of its gang

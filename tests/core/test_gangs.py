@@ -37,7 +37,7 @@ from tests.tiers import slow
 HALF = Share(PPM // 2)
 HARD = Share(PPM // 2, PPM // 2)
 NEARLY_ALL = Share(990_000, 990_000)
-LAPSE = DEFAULT_POLICY.muster_lapse_ns
+LAPSE = DEFAULT_POLICY.gang_lapse_ns
 BOUND = GangMemberStatus(bound=True)
 LEASE = GangMemberStatus(bound=True, start_ns=20 * MS, end_ns=40 * MS)
 
@@ -45,7 +45,7 @@ LEASE = GangMemberStatus(bound=True, start_ns=20 * MS, end_ns=40 * MS)
 
 
 @pytest.mark.parametrize(
-    ("here", "said", "muster"),
+    ("here", "said", "gang_window"),
     [
         (1, {}, GangWindow()),
         (1, {0: GangMemberStatus()}, GangWindow()),
@@ -73,20 +73,20 @@ LEASE = GangMemberStatus(bound=True, start_ns=20 * MS, end_ns=40 * MS)
         "the leader is late",
     ],
 )
-def test_what_the_others_say_means(here: int, said: dict[int, GangMemberStatus], muster: GangWindow) -> None:
+def test_what_the_others_say_means(here: int, said: dict[int, GangMemberStatus], gang_window: GangWindow) -> None:
     gangs = Gangs(here)
     gangs.enroll({"g": 7}, 0)
     events = [event for gpu, outlook in said.items() for event in gangs.hear(gpu, {"g": outlook, "other": LEASE}, 0)]
     found = events[-1] if events else gangs.enroll({"g": 7}, 0)[-1]
     assert found.vgpu == 7
-    assert found.muster is not None
-    assert found.muster.lapses_ns == LAPSE
-    assert muster == GangWindow(
-        found.muster.start_ns,
-        found.muster.end_ns,
-        found.muster.binding,
-        found.muster.urgent,
-        leader=found.muster.leader,
+    assert found.gang_window is not None
+    assert found.gang_window.lapses_ns == LAPSE
+    assert gang_window == GangWindow(
+        found.gang_window.start_ns,
+        found.gang_window.end_ns,
+        found.gang_window.binding,
+        found.gang_window.urgent,
+        leader=found.gang_window.leader,
     )
 
 
@@ -95,11 +95,11 @@ def test_a_server_that_is_silent_or_gone_binds_nobody() -> None:
     gangs.enroll({"g": 7}, 0)
     gangs.hear(0, {"g": LEASE}, 0)
     [later] = gangs.hear(1, {"g": BOUND}, LAPSE)
-    assert later.muster is not None
-    assert later.muster.leader == 1
+    assert later.gang_window is not None
+    assert later.gang_window.leader == 1
     [gone] = gangs.lose(1, LAPSE)
-    assert gone.muster is not None
-    assert not gone.muster.binding
+    assert gone.gang_window is not None
+    assert not gone.gang_window.binding
 
 
 def test_who_leaves_a_gang_is_free() -> None:
@@ -128,8 +128,8 @@ class Desk:
         self.scheduler.check()
         self.published += [command for command in commands if isinstance(command, Publish)]
 
-    def call(self, muster: GangWindow) -> None:
-        self.say(GangCalled(0, muster), 0)
+    def call(self, gang_window: GangWindow) -> None:
+        self.say(GangCalled(0, gang_window), 0)
         if self.other:
             self.say(Runnable(1), 0)
         self.say(Runnable(0), 0)
@@ -143,7 +143,7 @@ def binding(start_ns: int, end_ns: int) -> GangWindow:
     return GangWindow(start_ns, end_ns, binding=True, lapses_ns=LAPSE)
 
 
-def test_outside_its_muster_it_stays_away() -> None:
+def test_outside_its_gang_window_it_stays_uncalled() -> None:
     desk = Desk()
     desk.call(binding(0, 0))
     assert set(desk.goers) == {1}
@@ -179,7 +179,7 @@ def test_where_nobody_else_wants_it_need_not_wait_unless_it_has_a_limit() -> Non
     assert (free.goers, capped.goers) == ([0], [])
 
 
-def test_a_muster_lapses() -> None:
+def test_a_gang_window_lapses() -> None:
     desk = Desk(HARD, other=False)
     desk.call(binding(0, 0))
     due = desk.scheduler.next_deadline_ns()
@@ -194,7 +194,7 @@ def test_an_urgent_call_is_short_and_goes_before_a_turn_of_others() -> None:
     assert desk.scheduler.outlook(1).end_ns == DEFAULT_POLICY.decision_ns
     desk = Desk(other=False)
     desk.call(GangWindow(binding=True, urgent=True, lapses_ns=LAPSE))
-    assert desk.scheduler.outlook(0).end_ns == DEFAULT_POLICY.muster_urgent_ns
+    assert desk.scheduler.outlook(0).end_ns == DEFAULT_POLICY.gang_urgent_ns
 
 
 def test_an_urgent_call_goes_before_a_higher_class() -> None:
@@ -211,7 +211,7 @@ def test_an_urgent_call_goes_to_who_is_throttled_and_it_pays() -> None:
     [bucket_ns] = [s.bucket_ns for s in desk.scheduler.snapshot(200 * MS) if s.vgpu == 0 and s.throttled]
     desk.say(GangCalled(0, GangWindow(binding=True, urgent=True, lapses_ns=LAPSE)), 200 * MS)
     outlook = desk.scheduler.outlook(0)
-    assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.muster_urgent_ns
+    assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.gang_urgent_ns
     desk.say(LeaseStarted(0, 2, 200 * MS), 200 * MS)
     desk.say(GangCalled(0, binding(0, 0)), 201 * MS)
     desk.say(Drained(0, 2, 202 * MS, idle_ns=0, wants=True), 202 * MS)
@@ -234,7 +234,7 @@ def test_whose_debt_keeps_it_out_goes_uncalled_once_no_word_arrives_any_more() -
     assert desk.goers == []
     desk.say(Tick(), 3 * S + MS)
     assert desk.goers == [0]
-    assert desk.scheduler.outlook(0).end_ns == 3 * S + MS + DEFAULT_POLICY.muster_urgent_ns
+    assert desk.scheduler.outlook(0).end_ns == 3 * S + MS + DEFAULT_POLICY.gang_urgent_ns
 
 
 # --- several servers
@@ -347,7 +347,7 @@ def test_while_a_leaders_server_is_stopped_others_go_on() -> None:
 
 def bystanders(cluster: Cluster) -> list[str]:
     """Nobody in no gang that always wants is behind another by more than K (properties 2 and 3, with the longest lease
-    that a muster may ask for)."""
+    that a gang window may ask for)."""
     found = []
     for gpu in cluster.gpus:
         k = DEFAULT_POLICY.quantum_max_ns + oracle.longest_overrun(gpu) + oracle.CREDIT

@@ -55,7 +55,7 @@ def test_beside_a_high_one_that_never_rests_a_gang_has_most_of_its_guarantee(
 
 
 class NobodyInsists(TemporalScheduler):
-    def _insists(self, account: Account) -> bool:
+    def _overrides_class(self, account: Account) -> bool:
         return False
 
 
@@ -178,7 +178,7 @@ def test_urgent_turns_are_no_way_to_more_than_the_share(kernel_ns: int) -> None:
 
 class AlwaysAsSoonLate(TemporalScheduler):
     def _late_ns(self, account: Account) -> int:
-        return self.policy.muster_late_ns
+        return self.policy.gang_late_ns
 
 
 @pytest.mark.slow
@@ -247,11 +247,11 @@ def ends_ms(desk: Desk) -> float:
     return lease.end_ns / MS
 
 
-def beside_low(muster: GangWindow | None) -> Desk:
+def beside_low(gang_window: GangWindow | None) -> Desk:
     """vGPU 0, low, waits beside vGPU 1, which holds until it is no more entitled; vGPU 2, high, is idle."""
     low, high = (Share(PPM // 10, priority=priority) for priority in (Priority.LOW, Priority.HIGH))
     desk = Desk(TemporalScheduler(GRANTED_ONLY), low, Share(PPM * 9 // 10), high)
-    desk.tell(GangCalled(0, muster), 0)
+    desk.tell(GangCalled(0, gang_window), 0)
     desk.runs(1, 0)
     desk.wants(0, 1)
     while not desk.scheduler.published(0):
@@ -260,18 +260,18 @@ def beside_low(muster: GangWindow | None) -> Desk:
     return desk
 
 
-@pytest.mark.parametrize(("muster", "before_ms"), [(None, 2.0), (GangWindow(lapses_ns=10**12), 14.2)])
+@pytest.mark.parametrize(("gang_window", "before_ms"), [(None, 2.0), (GangWindow(lapses_ns=10**12), 14.2)])
 def test_a_leader_is_published_so_early_that_those_on_other_gpus_can_give_way(
-    muster: GangWindow | None, before_ms: float
+    gang_window: GangWindow | None, before_ms: float
 ) -> None:
-    desk = beside_low(muster)
+    desk = beside_low(gang_window)
     ((lease, _),) = desk.scheduler.published(0)
     assert lease.start_ns - desk.scheduler._now_ns == before_ms * MS  # type: ignore[attr-defined]
 
 
-def leader_at_work(muster: GangWindow | None) -> tuple[Desk, float]:
+def leader_at_work(gang_window: GangWindow | None) -> tuple[Desk, float]:
     """vGPU 0 of ``beside_low`` has taken over, and since when."""
-    desk = beside_low(muster)
+    desk = beside_low(gang_window)
     ((held, _),) = desk.scheduler.published(1)
     ((lease, _),) = desk.scheduler.published(0)
     begin_ms = lease.start_ns / MS
@@ -280,10 +280,10 @@ def leader_at_work(muster: GangWindow | None) -> tuple[Desk, float]:
     return desk, begin_ms
 
 
-@pytest.mark.parametrize(("muster", "length_ms"), [(None, 3.45), (GangWindow(lapses_ns=10**12), 5.0)])
-def test_a_leader_that_was_owed_its_lease_keeps_it(muster: GangWindow | None, length_ms: float) -> None:
+@pytest.mark.parametrize(("gang_window", "length_ms"), [(None, 3.45), (GangWindow(lapses_ns=10**12), 5.0)])
+def test_a_leader_that_was_owed_its_lease_keeps_it(gang_window: GangWindow | None, length_ms: float) -> None:
     """The higher class is entitled again a moment after it was not."""
-    desk, begin_ms = leader_at_work(muster)
+    desk, begin_ms = leader_at_work(gang_window)
     desk.tick(begin_ms + 3)
     assert ends_ms(desk) == pytest.approx(begin_ms + length_ms)
 
@@ -314,8 +314,8 @@ def test_a_turn_that_becomes_urgent_before_it_begins_counts_as_one() -> None:
     assert before_ns is not None
     desk.tell(GangCalled(0, replace(called, urgent=True)), before_ns / MS - 3)
     ((lease, went),) = desk.scheduler.published(0)
-    assert (lease.end_ns - lease.start_ns, went) == (DEFAULT_POLICY.muster_urgent_ns, False)  # type: ignore[operator]
-    assert lease.go_by_ns == lease.start_ns + DEFAULT_POLICY.muster_late_ns, "the holder may wait for it in turn"
+    assert (lease.end_ns - lease.start_ns, went) == (DEFAULT_POLICY.gang_urgent_ns, False)  # type: ignore[operator]
+    assert lease.go_by_ns == lease.start_ns + DEFAULT_POLICY.gang_late_ns, "the holder may wait for it in turn"
     desk.drained(1, held.epoch, lease.start_ns / MS)
     desk.went(0, lease.epoch, lease.start_ns / MS)
     assert desk.scheduler._accounts[0].urgent_turns == 1  # type: ignore[attr-defined]
@@ -327,4 +327,4 @@ def test_an_urgent_turn_waits_two_milliseconds_for_a_drain() -> None:
     desk.tell(GangCalled(0, GangWindow(0, 10**12, binding=True, urgent=True, lapses_ns=10**13, leader=0)), 1)
     desk.wants(0, 2)
     ((lease, _),) = desk.scheduler.published(0)
-    assert lease.go_by_ns - lease.start_ns == DEFAULT_POLICY.muster_late_ns
+    assert lease.go_by_ns - lease.start_ns == DEFAULT_POLICY.gang_late_ns

@@ -23,7 +23,7 @@ from tests.core.model import MS, US, S
 from tests.core.planted import plant
 from tests.tiers import slow
 
-LAPSE = DEFAULT_POLICY.muster_lapse_ns
+LAPSE = DEFAULT_POLICY.gang_lapse_ns
 HARD = Share(PPM // 2, PPM // 2)
 
 
@@ -92,7 +92,7 @@ def test_where_somebody_competes_nothing_is_announced() -> None:
     assert scheduler.outlook(0) == GangMemberStatus(True, ready=False)
 
 
-def test_an_urgent_turn_does_not_make_ready_who_is_barred() -> None:
+def test_an_urgent_turn_does_not_make_ready_who_is_penalised() -> None:
     """Its leader would begin another lease of its own because of each such turn, and both were ahead for ever."""
     scheduler = TemporalScheduler(GRANTED_ONLY)
     for event in (Added(0, HARD), GangCalled(0, GangWindow(lapses_ns=LAPSE)), Runnable(0), LeaseStarted(0, 1, 0)):
@@ -100,7 +100,7 @@ def test_an_urgent_turn_does_not_make_ready_who_is_barred() -> None:
     scheduler.handle(Drained(0, 1, 200 * MS, idle_ns=0, wants=True), 200 * MS)
     scheduler.handle(GangCalled(0, GangWindow(binding=True, urgent=True, lapses_ns=LAPSE)), 200 * MS)
     outlook = scheduler.outlook(0)
-    assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.muster_urgent_ns
+    assert outlook.end_ns == 200 * MS + DEFAULT_POLICY.gang_urgent_ns
     assert not outlook.ready
 
 
@@ -121,7 +121,9 @@ def test_who_is_called_may_be_ahead_by_a_token(ahead_ms: int, called_ms: float, 
         account.wants = account.competing = True
         account.time, account.deadline = ahead, ahead + virtual((5 if key == 0 else 90) * MS, share.guarantee_ppm)
     follower = scheduler._accounts[0]
-    follower.muster = GangWindow(round(called_ms * MS), 40 * MS, binding=called_ms == 12, lapses_ns=LAPSE, leader=0)
+    follower.gang_window = GangWindow(
+        round(called_ms * MS), 40 * MS, binding=called_ms == 12, lapses_ns=LAPSE, leader=0
+    )
     scheduler._sort_in(follower)
     plant(scheduler, *scheduler._accounts.values())
     choice = scheduler._pick(10 * MS, None)

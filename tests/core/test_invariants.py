@@ -32,7 +32,7 @@ def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) ->
     ("changes", "complaint"),
     [
         ({"kept_lag_ns": 0}, "competes though"),
-        ({"barred": True}, "competes though"),
+        ({"penalised": True}, "competes though"),
         ({"competing": False}, "nobody counts it"),
         ({"kept_lag_ns": 0, "competing": False, "capped": False}, "without a limit"),
         ({"kept_lag_ns": 0, "competing": False, "wants": False}, "wants nothing"),
@@ -60,7 +60,7 @@ def test_contradictions_in_the_books_are_found(
 def test_books_in_order_are_not_complained_about(kind: type[SchedulerBase]) -> None:
     scheduler = kind(first_epoch=5)
     states: list[dict[str, object]] = [
-        {}, {"competing": False, "barred": True}, {"competing": False, "kept_lag_ns": 0},
+        {}, {"competing": False, "penalised": True}, {"competing": False, "kept_lag_ns": 0},
         {"wants": False, "competing": False}, {"holds": {4: hold(4, end=0)}}, {"holds": {4: hold(4, end=None)}},
         {"wants": False, "holds": {4: hold(4)}},
     ]  # fmt: skip
@@ -76,10 +76,10 @@ def test_books_in_order_are_not_complained_about(kind: type[SchedulerBase]) -> N
     ("changes", "noted"),
     [
         ({"capped": False}, "_capped"),
-        ({"muster": GangWindow()}, "_members"),
-        ({"competing": False, "barred": True}, "_competing"),
+        ({"gang_window": GangWindow()}, "_members"),
+        ({"competing": False, "penalised": True}, "_competing"),
         ({"holds": {4: hold(4)}}, "_holding"),
-        ({"barred": True}, "_barred"),
+        ({"penalised": True}, "_penalised"),
         ({"wants": False}, "_resting"),
         ({"guarantee": 3}, "_weight"),
         ({"time": 5}, "_moment"),

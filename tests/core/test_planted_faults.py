@@ -340,7 +340,7 @@ class LongOnesTakeTurns(SpatialScheduler):
     """Beside a late one everybody who fits begins a long kernel, and is late in turn."""
 
     def _choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
-        late = [a for a in self._accounts.values() if not a.barred and self._late(a, now_ns, boundary)]
+        late = [a for a in self._accounts.values() if not a.penalised and self._late(a, now_ns, boundary)]
         rest = [a for a in self._accounts.values() if a.competing and a.wants and a not in late]
         return self._best(rest, boundary, 100_000 - sum(a.width for a in late))
 

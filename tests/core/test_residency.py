@@ -39,7 +39,7 @@ def tenant(key: int, memory: int, *, resident: bool = True, wants: bool = True, 
         wants,
         wants_ns=more.get("wants_ns", 0),
         moving=bool(more.get("moving", 0)),
-        barred=bool(more.get("barred", 0)),
+        pinned=bool(more.get("pinned", 0)),
         room_bytes=more.get("room", 0) * GIB,
         user=more.get("user", 0),
         came_ns=more.get("came_ns", 0),
@@ -118,8 +118,8 @@ def test_what_a_move_has_left_on_the_card_is_taken_and_no_more_needed_by_its_own
     assert decide([astray, replace(other, memory_bytes=40 * GIB)], 100 * GIB, 0) == Moves(come=come)
     assert decide([astray, other], 100 * GIB, 0) == Moves((VgpuIndex(2),), come)
     small = tenant(3, 50, resident=False, wants_ns=-1)
-    assert decide([replace(astray, barred=True), small], 100 * GIB, 0) == Moves(come=(VgpuIndex(3),))
-    assert decide([replace(astray, barred=True), replace(small, memory_bytes=70 * GIB)], 100 * GIB, 0) == Moves()
+    assert decide([replace(astray, pinned=True), small], 100 * GIB, 0) == Moves(come=(VgpuIndex(3),))
+    assert decide([replace(astray, pinned=True), replace(small, memory_bytes=70 * GIB)], 100 * GIB, 0) == Moves()
 
 
 def test_what_another_user_could_never_put_away_is_hopeless() -> None:
@@ -161,11 +161,11 @@ def test_whoever_takes_all_that_is_spare_can_still_leave_for_the_others(
 
 
 def test_who_cannot_be_moved_stays_and_is_counted() -> None:
-    stuck, idle = tenant(1, 60, wants=False, barred=1), tenant(2, 60, wants=False, wants_ns=5)
+    stuck, idle = tenant(1, 60, wants=False, pinned=1), tenant(2, 60, wants=False, wants_ns=5)
     moves = Moves(leave=(VgpuIndex(2),), come=(VgpuIndex(3),))
     assert decide([stuck, idle, tenant(3, 60, resident=False)], 140 * GIB, 10) == moves
     assert decide([stuck, tenant(3, 60, resident=False)], 100 * GIB, 10) == Moves()
-    assert decide([tenant(3, 60, resident=False, barred=1)], 100 * GIB, 10) == Moves()
+    assert decide([tenant(3, 60, resident=False, pinned=1)], 100 * GIB, 10) == Moves()
 
 
 def test_who_does_not_do_what_it_is_to_is_asked_less_and_less_often() -> None:

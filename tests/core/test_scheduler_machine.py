@@ -98,14 +98,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         start_ms=st.integers(-30, 60),
         length_ms=st.sampled_from([1, 5, 20, 40]),
         lapse_ms=st.sampled_from([1, 20, 100, 500]),
-        muster=st.builds(GangWindow, binding=st.booleans(), urgent=st.booleans(), leader=st.sampled_from([-1, 0, 1])),
+        window=st.builds(GangWindow, binding=st.booleans(), urgent=st.booleans(), leader=st.sampled_from([-1, 0, 1])),
     )
-    def muster(self, index: int, start_ms: int, length_ms: int, lapse_ms: int, muster: GangWindow) -> None:
+    def gang_window(self, index: int, start_ms: int, length_ms: int, lapse_ms: int, window: GangWindow) -> None:
         key, now_ns = self.key(index), self.run.now_ns
         start_ns = max(0, now_ns + start_ms * MS)
-        muster = replace(muster, start_ns=start_ns, end_ns=start_ns + length_ms * MS, lapses_ns=now_ns + lapse_ms * MS)
+        window = replace(window, start_ns=start_ns, end_ns=start_ns + length_ms * MS, lapses_ns=now_ns + lapse_ms * MS)
         self.members.add(key)
-        self.run._deliver(GangCalled(key, muster))
+        self.run._deliver(GangCalled(key, window))
 
     @precondition(lambda self: self.members)
     @rule()
@@ -153,10 +153,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         in_force: Counter[int] = Counter()  # until the scheduler has heard of the drain
         for r in self.run.records:
             in_force[r.key] += (now_ns if r.drained_ns is None else min(now_ns, r.drained_ns + up_ns)) - r.go_ns
-        for standing in self.run.scheduler.snapshot(now_ns):
-            assert 0 <= standing.busy_ns <= in_force[standing.vgpu]
-            assert standing.held_ns <= in_force[standing.vgpu]
-            assert standing.overuse_ns <= standing.held_ns
+        for standby in self.run.scheduler.snapshot(now_ns):
+            assert 0 <= standby.busy_ns <= in_force[standby.vgpu]
+            assert standby.held_ns <= in_force[standby.vgpu]
+            assert standby.overuse_ns <= standby.held_ns
 
     def teardown(self) -> None:
         """Nobody is stopped any more: whoever wants is served, and the books agree with the observer."""
@@ -165,7 +165,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.run.run(self.run.now_ns + 3000 * MS)
         assert not self.watch.found, self.watch.found[:3]
         for one in self.run.scheduler.snapshot(self.run.now_ns):
-            if one.waiting_since_ns is not None and not (one.holds or one.barred or one.throttled):
+            if one.waiting_since_ns is not None and not (one.holds or one.penalised or one.throttled):
                 waited_ns = self.run.now_ns - one.waiting_since_ns
                 assert one.lag_ns <= oracle.CREDIT or waited_ns < 1500 * MS, f"{one} is owed, and waits for {waited_ns}"
         for key in self.run.keys:

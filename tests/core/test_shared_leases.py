@@ -80,14 +80,14 @@ def test_a_turn_that_has_not_begun_becomes_a_shared_lease_that_waits_for_none() 
 
 
 def test_the_turn_after_a_lease_that_becomes_a_shared_one_waits_for_it_no_more() -> None:
-    """It would wait as long as its patience allows, and the light vGPU would be barred as one that does not drain."""
+    """It would wait as long as its patience allows, and penalise the light vGPU as one that does not drain."""
     desk, following = taking_turns()
     at_ms = following.start_ns / MS - 1
     (lease,) = [lease for lease in leases(desk.tell_all([light(0)], at_ms)) if lease.vgpu == 1]
     assert (lease.epoch, lease.after) == (following.epoch, ())
     desk.went(1, following.epoch, at_ms + 0.1)
     statement = desk.statement(0, at_ms + 0.1)
-    assert (statement.shared, statement.barred) == (True, False)
+    assert (statement.shared, statement.penalised) == (True, False)
 
 
 def test_the_turn_after_a_lease_that_is_about_to_end_waits_for_it() -> None:

@@ -178,10 +178,10 @@ def test_one_that_never_drains_is_passed_by() -> None:
     pair.tick(20)
     assert withdrawn(pair.tick(25)) == [(1, 2)]  # vGPU 0 is late for the next round too
     assert pair.due_ms == 30
-    assert not pair.statement(0, 30).barred
+    assert not pair.statement(0, 30).penalised
     # It was waited for as long as a round; then it holds no SMs against others any more.
     assert spans(pair.tick(30)) == [(1, 3, 30, None)]
-    assert pair.statement(0, 30).barred
+    assert pair.statement(0, 30).penalised
     pair.went(1, 3, 30)
     pair.drained(0, 1, 75)
     statement = pair.statement(0, 75)
@@ -200,7 +200,7 @@ def test_a_go_in_spite_of_a_holder_bars_the_holder() -> None:
     pair.tick(15)
     pair.tick(20)
     pair.went(1, 2, 30)
-    assert [pair.statement(key, 30).barred for key in (0, 1)] == [True, False]
+    assert [pair.statement(key, 30).penalised for key in (0, 1)] == [True, False]
     assert pair.statement(1, 35).held_ns == 0  # the overlap is vGPU 0's
     pair.drained(0, 1, 36)
     assert pair.statement(1, 37).held_ns == 1 * MS
@@ -487,9 +487,9 @@ def test_nobody_is_let_in_while_a_lease_may_begin_early() -> None:
 
 
 @pytest.mark.parametrize("start_ms", [3, 5])
-def test_who_is_at_work_in_a_newer_lease_is_not_barred_for_an_older_one(start_ms: int) -> None:
-    """It went under one that had just been withdrawn, which never drains by itself: barred for that, its SMs would be
-    given away while its newer lease is in force."""
+def test_who_is_at_work_in_a_newer_lease_is_not_penalised_for_an_older_one(start_ms: int) -> None:
+    """It went under one that had just been withdrawn, which never drains by itself. Penalised for that, the vGPU would
+    lose its SMs while its newer lease is in force."""
     scheduler = SpatialScheduler()
     watch = oracle.Watch(scheduler)
     run = Run(scheduler, [], [], watch=watch, taking=True).run(start_ms * MS)

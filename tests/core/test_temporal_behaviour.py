@@ -92,7 +92,7 @@ def test_lags_stay_bounded_and_add_up_to_nothing(population: Population) -> None
     seen: list[tuple[int, int]] = []
 
     def watch(event: object, now: int, _: list[Command]) -> None:
-        competing = [s for s in scheduler.snapshot(now) if s.wants and not s.throttled and not s.barred]
+        competing = [s for s in scheduler.snapshot(now) if s.wants and not s.throttled and not s.penalised]
         seen.extend((s.vgpu, s.lag_ns) for s in competing)
         if not any(s.holds and not s.wants for s in scheduler.snapshot(now)):
             assert abs(sum(s.lag_ns for s in competing)) <= len(competing) + 1
@@ -221,7 +221,7 @@ def test_a_high_vgpu_gets_the_gpu_within_the_window() -> None:
     run = simulate([low, high], [Work(500 * US), Work(MS, burst=2, pause_ns=18 * MS)], 3)
     bound = run.up_ns + run.down_ns + DEFAULT_POLICY.decision_ns + DEFAULT_POLICY.window_low_ns + 500 * US
     assert max(wait for _, wait in oracle.waits_of(run, 1)) <= bound
-    granted = [c.lease for _, c in run.commands if isinstance(c, Publish) and not c.lease.standing]
+    granted = [c.lease for _, c in run.commands if isinstance(c, Publish) and not c.lease.standby]
     assert all(lease.window_ns == DEFAULT_POLICY.window_low_ns for lease in granted if lease.vgpu == 0)
 
 

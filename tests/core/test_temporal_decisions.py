@@ -205,13 +205,13 @@ def test_a_holder_gets_the_short_window_with_its_end_where_a_higher_class_has_co
     assert [x.window_ns for x in leases(two.wants(1, 2))] == [250_000, 250_000]
 
 
-@pytest.mark.parametrize(("debt_ms", "barred"), [(100, False), (100.001, True)])
-def test_a_debt_beyond_the_grace_is_paid_outside_the_competition(debt_ms: float, barred: bool) -> None:
+@pytest.mark.parametrize(("debt_ms", "penalised"), [(100, False), (100.001, True)])
+def test_a_debt_beyond_the_grace_is_paid_outside_the_competition(debt_ms: float, penalised: bool) -> None:
     one = desk(HALF)
     one.tell(Added(1, HALF, AccountState(-round(debt_ms * MS), 0, 0, 0, 0, 0)), 0)
     one.runs(0, 0)
     one.wants(1, 0)
-    assert one.statement(1, 0).barred is barred
+    assert one.statement(1, 0).penalised is penalised
 
 
 def test_a_small_debt_bars_nobody_however_long_the_others_have_run() -> None:
@@ -219,7 +219,7 @@ def test_a_small_debt_bars_nobody_however_long_the_others_have_run() -> None:
     two.runs(0, 0)
     two.wants(1, 1000)
     two.drained(0, 1, 1013)
-    assert not two.statement(0, 1013).barred
+    assert not two.statement(0, 1013).penalised
 
 
 def test_a_finite_lease_is_followed_by_whoever_comes() -> None:
@@ -231,12 +231,12 @@ def test_a_finite_lease_is_followed_by_whoever_comes() -> None:
     assert spans(two.went(1, 2, 13.2)) == [(0, 3, 33.2, 60)]
 
 
-def test_one_that_does_not_drain_is_barred_until_the_others_have_caught_up() -> None:
+def test_one_that_does_not_drain_is_penalised_until_the_others_have_caught_up() -> None:
     two = pair()
     assert spans(two.went(1, 2, 122.2)) == [(1, 2, 122.2, None)]
-    assert two.statement(0, 122.2).barred
+    assert two.statement(0, 122.2).penalised
     two.drained(0, 1, 200)
-    assert two.statement(0, 200).barred
+    assert two.statement(0, 200).penalised
     assert two.due_ms == 400  # as long as it has held
     assert two.tick(399.9) == []
     assert spans(two.tick(400)) == [(1, 2, 122.2, 412.2), (0, 3, 412.2, 432.2)]
@@ -252,7 +252,7 @@ def test_a_debt_is_paid_at_the_pace_of_whoever_competes() -> None:
     two.wants(1, 100)  # with the idle credit of 20 ms
     two.went(1, 2, 212.2)
     two.drained(0, 1, 300)
-    assert two.statement(0, 300).barred
+    assert two.statement(0, 300).penalised
     assert two.due_ms == 300 + (300 - 80)
 
 
@@ -275,7 +275,7 @@ def test_who_is_alone_owes_nobody() -> None:
     one = desk(HALF)
     one.runs(0, 0)
     one.drained(0, 1, 1000)
-    assert not one.statement(0, 1000).barred
+    assert not one.statement(0, 1000).penalised
 
 
 def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0, went: bool = True) -> ActiveLease:
@@ -339,7 +339,7 @@ def test_somebody_who_waits_for_nothing_is_found() -> None:
 def test_at_a_tail_the_next_one_goes_and_neither_pays_twice(drained_ms: float, fair_ms: float) -> None:
     two = pair()
     assert two.went(1, 2, 22.0) == []
-    assert not two.statement(0, 22.1).barred
+    assert not two.statement(0, 22.1).penalised
     commands = two.drained(0, 1, drained_ms)
     assert [lease.vgpu for lease in leases(commands)] == [0], "its next lease is published as ever"
     two.drained(1, 2, 42.0)
@@ -347,10 +347,10 @@ def test_at_a_tail_the_next_one_goes_and_neither_pays_twice(drained_ms: float, f
     assert held == pytest.approx([fair_ms, 42.0 - fair_ms])
 
 
-def test_who_is_passed_by_is_barred_and_pays_for_all_of_the_overlap() -> None:
+def test_who_is_passed_by_is_penalised_and_pays_for_all_of_the_overlap() -> None:
     two = pair()
     two.went(1, 2, 42.2)
-    assert two.statement(0, 42.3).barred
+    assert two.statement(0, 42.3).penalised
     two.drained(0, 1, 50)
     two.drained(1, 2, 62.2)
     assert [two.statement(key, 62.2).held_ns / MS for key in (0, 1)] == pytest.approx([50, 12.2])
@@ -358,16 +358,16 @@ def test_who_is_passed_by_is_barred_and_pays_for_all_of_the_overlap() -> None:
 
 def test_a_tail_that_does_not_end_is_waited_for_once() -> None:
     """vGPU 0 says that it is about to drain and does not. The first of the others goes for that; the second waits for
-    it as long as for anybody; from then on it is barred."""
+    it as long as for anybody; from then on it is penalised."""
     three = desk(QUARTER, QUARTER, QUARTER)
     three.runs(0, 0)
     three.wants(1, 1)
     (first,) = (lease for lease in leases(three.wants(2, 1)) if lease.vgpu != 0)
     said = three.went(first.vgpu, first.epoch, 13)
-    assert not three.statement(0, 13).barred
+    assert not three.statement(0, 13).penalised
     said += three.drained(first.vgpu, first.epoch, 26)
     (second,) = leases(said)
     assert second.vgpu != 0
     assert (0, 1) in second.after
     three.went(second.vgpu, second.epoch, second.go_by_ns / MS)
-    assert three.statement(0, second.go_by_ns / MS).barred
+    assert three.statement(0, second.go_by_ns / MS).penalised

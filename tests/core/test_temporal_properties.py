@@ -22,7 +22,7 @@ SMALL_ONES_WITH_CREDIT = Population(
     ),
     seed=0,
 )
-"""Who is far ahead, in virtual time, of one with 3 % and idle credit owes nobody anything: it is not to be barred."""
+"""A vGPU far ahead, in virtual time, of one with 3 % and idle credit owes nothing. It is not to be penalised."""
 
 SHORT_HAND_OVERS = Population(
     shares=(

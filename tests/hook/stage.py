@@ -77,7 +77,7 @@ class StagedVgpu:
         self.window_ns = MS
         """Of the leases to come."""
         self._standing: int | None = None
-        """The epoch of the newest standing lease, while there is to be one."""
+        """The epoch of the newest standby lease, while there is to be one."""
         self.activity = ActivityPage.create(1)
         self.grants = self._grants(1)
         self.relay = Relay(self.activity, self.grants, stage.relay_page, key)
@@ -195,7 +195,7 @@ class StagedVgpu:
         return epoch
 
     def renew(self) -> int:
-        """The epoch of the standing lease; of another one, if the last is over. With ``stage.scheduling``."""
+        """The epoch of the standby lease; of another one, if the last is over. With ``stage.scheduling``."""
         assert self._standing is not None
         if not self.stage.dispatcher.outstanding(self.key):
             self._standing = self._stand()
@@ -203,11 +203,11 @@ class StagedVgpu:
 
     @property
     def stands(self) -> bool:
-        """Whether there is to be a standing lease. With ``stage.scheduling``."""
+        """Whether there is to be a standby lease. With ``stage.scheduling``."""
         return self._standing is not None
 
     def revoke(self, end_ns: int) -> int:
-        """End the standing lease then; no other follows. Its epoch."""
+        """End the standby lease then; no other follows. Its epoch."""
         with self.stage.scheduling:
             epoch = self.renew()
             self._standing = None
@@ -287,7 +287,7 @@ class Stage:
         self.epochs = itertools.count(1)
         self.vgpus: list[StagedVgpu] = []
         self.scheduling = threading.Lock()
-        """Of who publishes, ends or withdraws standing leases."""
+        """Of who publishes, ends or withdraws standby leases."""
         self._over = threading.Event()
         self._keeper: threading.Thread | None = None
         self._processes: list[subprocess.Popen[str]] = []
@@ -360,7 +360,7 @@ class Stage:
             time.sleep(0.001)
 
     def keep_standing(self) -> None:
-        """From now on, see that whoever is to have a standing lease has one. Idempotent."""
+        """From now on, see that whoever is to have a standby lease has one. Idempotent."""
         if self._keeper is None:
             self._keeper = threading.Thread(target=self._keep)
             self._keeper.start()

@@ -18,7 +18,7 @@ from tests.hook.stage import MS, PATIENCE_S, Stage, StagedVgpu, eventually
 
 
 def revoked_at_work(stage: Stage, vgpu: StagedVgpu, *programs: Endless) -> int:
-    """Their standing lease is revoked while they work, and has drained; where a busy machine had made them idle just
+    """Their standby lease is revoked while they work, and has drained; where a busy machine had made them idle just
     then, it is done again. Its epoch."""
     epoch = 0
 

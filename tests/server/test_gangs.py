@@ -36,7 +36,7 @@ class Tokens:
     def outlook(self, key: VgpuIndex) -> GangMemberStatus:
         return self.said
 
-    def muster(self, event: GangCalled) -> None:
+    def gang_window(self, event: GangCalled) -> None:
         self.heard.append(event)
 
     def decide(self, outlook: GangMemberStatus) -> None:
@@ -91,11 +91,15 @@ async def _hears_and_is_free_again() -> None:
         nursery.start_soon(low.converse, one)
         nursery.start_soon(high.converse, other)
         leader.decide(GangMemberStatus(bound=True, start_ns=5, end_ns=9))
-        await until(lambda: any(e.muster and (e.muster.start_ns, e.muster.end_ns) == (5, 9) for e in follower.heard))
+        await until(
+            lambda: any(
+                e.gang_window and (e.gang_window.start_ns, e.gang_window.end_ns) == (5, 9) for e in follower.heard
+            )
+        )
         follower.decide(GangMemberStatus(ready=False))
-        await until(lambda: any(e.muster is not None and e.muster.binding for e in leader.heard))
+        await until(lambda: any(e.gang_window is not None and e.gang_window.binding for e in leader.heard))
         one.close()
-        await until(lambda: follower.heard[-1].muster is not None and not follower.heard[-1].muster.binding)
+        await until(lambda: follower.heard[-1].gang_window is not None and not follower.heard[-1].gang_window.binding)
     other.close()
 
 
@@ -122,4 +126,4 @@ async def _says(message: dict[str, Any]) -> list[GangCalled]:
 )
 def test_nonsense_ends_the_link_and_nothing_else(message: dict[str, Any]) -> None:
     heard = trio.run(_says, message)
-    assert all(event.muster is None or not event.muster.binding for event in heard)
+    assert all(event.gang_window is None or not event.gang_window.binding for event in heard)

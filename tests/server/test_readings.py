@@ -29,7 +29,7 @@ from vgpu.spec import VgpuSpec
 MS = 1_000_000
 NOTHING = AccountSnapshot(
     vgpu=3, guarantee_ppm=1, limit_ppm=1, priority=Priority.NORMAL, wants=False, holds=False, open_ended=False,
-    throttled=False, barred=False, waiting_since_ns=None, lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0,
+    throttled=False, penalised=False, waiting_since_ns=None, lag_ns=0, bucket_ns=0, held_ns=0, busy_ns=0, overuse_ns=0,
     tokens=0,
 )  # fmt: skip
 

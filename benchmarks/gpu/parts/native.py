@@ -22,7 +22,7 @@ SAMPLES: Final = 1000
 PLAYED: Final = "played hooks"
 PROGRAMS: Final = "programs"
 COLD: Final = "cold"
-OF_HOOKS: Final = (f"{COLD}, standing lease", "hand-over")
+OF_HOOKS: Final = (f"{COLD}, standby lease", "hand-over")
 OF_PROGRAMS: Final = (f"{COLD}, free GPU", "contending")
 BLOCK: Final = f"{VGPUS} vGPUs"
 

@@ -105,7 +105,7 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
 
 
 cdef inline bint stands(const Plan* plan, int64_t now) noexcept nogil:
-    """A standing lease: on a free GPU it begins as soon as the dispatcher has heard of us."""
+    """A standby lease: on a free GPU it begins as soon as the dispatcher has heard of us."""
     return plan.current.epoch != 0 and plan.current.go_by_ns == FOREVER_NS and plan.current.start_ns <= now
 
 

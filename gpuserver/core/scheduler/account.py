@@ -42,7 +42,7 @@ class ActiveLease:
     """The partition it was granted with; a change of the share counts from the next lease on."""
     bursts: bool = False
     """Granted to one that runs on all SMs anyway, or it does so since."""
-    insists: bool = False
+    overrides_class: bool = False
     """No higher class cuts it short while its gang is called."""
     leads: bool = False
     """Nor one that has had its turn: other GPUs go by this lease."""
@@ -169,19 +169,19 @@ class Account:
     bucket_at_ns: int = 0
     wants: bool = False
     competing: bool = False
-    """Wants or holds, and is counted in V and W: not throttled, not barred."""
+    """Wants or holds, and is counted in V and W: not throttled, not penalised."""
     kept_lag_ns: int | None = None
     """While throttled: the lag it comes back with."""
-    barred: bool = False
+    penalised: bool = False
     """Deep in debt or bypassed: waits outside the competition until the others have caught up."""
-    muster: GangWindow | None = None
+    gang_window: GangWindow | None = None
     """When its gang is called. None: nothing binds it."""
-    away: bool = False
+    uncalled: bool = False
     """Wants, but its gang is not called: waits outside the competition."""
     urgent_turns: int = 0
     """How many of its latest leases were urgent ones, in a row."""
     holds: dict[int, ActiveLease] = field(default_factory=dict)
-    standing: ActiveLease | None = None
+    standby: ActiveLease | None = None
     """A lease that begins by itself when the vGPU wants; it is in ``holds`` once it is granted, or went."""
     waiting_since_ns: int | None = None
     served_ns: int = 0
@@ -219,7 +219,7 @@ class Account:
     @property
     def always_ends(self) -> bool:
         """Each of its leases has an end: the members of a gang with limits stop together, by their leases."""
-        return self.capped and self.muster is not None
+        return self.capped and self.gang_window is not None
 
     @property
     def throttled(self) -> bool:
@@ -339,7 +339,7 @@ class Account:
             holds=bool(self.holds),
             open_ended=self.open_ended,
             throttled=self.throttled or (self.capped and self.open_ended and self.bucket_at(now_ns) <= 0),
-            barred=self.barred,
+            penalised=self.penalised,
             waiting_since_ns=self.waiting_since_ns,
             lag_ns=lag_ns,
             bucket_ns=self.bucket_at(now_ns) // PPM,
@@ -361,10 +361,10 @@ class Decision:
     account: Account
     length_ns: int
     alone: bool
-    insists: bool = False
-    """Beside a higher class (``_insists``)."""
+    overrides_class: bool = False
+    """Beside a higher class (``_overrides_class``)."""
     leads: bool = False
-    """Other GPUs go by it, and it is owed as much as one that insists."""
+    """Other GPUs go by it, and it is owed as much as one that overrides its class."""
     urgent: bool = False
 
     @property

@@ -67,7 +67,7 @@ class SchedulerBase(RunQueue):
             LeaseStarted: self._on_went,
             Drained: self._on_drained,
             Observed: self._on_observed,
-            GangCalled: self._on_mustered,
+            GangCalled: self._on_gang_called,
         }
 
     # --- the interface of both modes
@@ -106,10 +106,10 @@ class SchedulerBase(RunQueue):
                 self._apply(event, now_ns)
         if not news:
             return []
-        self._unbar(now_ns)
-        self._muster(now_ns)
+        self._lift_penalties(now_ns)
+        self._gang_window(now_ns)
         self._decide(now_ns)
-        self._stand(now_ns)
+        self._publish_standby(now_ns)
         self._allow(now_ns)
         commands, self._commands = self._commands, []
         return commands
@@ -176,7 +176,7 @@ class SchedulerBase(RunQueue):
     def published(self, vgpu: VgpuIndex) -> list[tuple[Lease, bool]]:
         """The leases of ``vgpu`` that are not over, and whether each went."""
         account = self._accounts[vgpu]
-        holds = [*account.holds.values(), *([account.standing] if account.standing is not None else [])]
+        holds = [*account.holds.values(), *([account.standby] if account.standby is not None else [])]
         return [(hold.lease, hold.went_ns is not None) for hold in holds]
 
     def books(self, now_ns: int = 0) -> dict[VgpuIndex, AccountState]:
@@ -207,7 +207,7 @@ class SchedulerBase(RunQueue):
             for epoch, hold in a.holds.items():
                 if epoch != hold.lease.epoch or hold.lease.vgpu != a.key or epoch >= self._next_epoch:
                     raise InvariantError(f"lease {epoch} is in the wrong account: {hold}")
-                if hold.lease.standing:
+                if hold.lease.standby:
                     raise InvariantError(f"lease {epoch} is granted, and still standing: {hold}")
                 if hold.lease.end_ns is not None and hold.lease.end_ns < hold.lease.start_ns:
                     raise InvariantError(f"lease {epoch} ends before it starts: {hold}")
@@ -246,7 +246,7 @@ class SchedulerBase(RunQueue):
     def _on_changed(self, event: Changed, now_ns: int) -> None:
         """Settle under the old share, keep the lag under the new one."""
         account = self._accounts[event.vgpu]
-        self._unstand(account)
+        self._withdraw_standby(account)
         competing = account.competing
         self._leave(account, now_ns)
         clock = self.clock(now_ns)
@@ -282,10 +282,10 @@ class SchedulerBase(RunQueue):
         self._note_wish(account)
         if account.waiting_since_ns is None:
             account.waiting_since_ns = now_ns
-        if account.competing or account.barred or account.away:
+        if account.competing or account.penalised or account.uncalled:
             return
         self._place(account, now_ns)
-        self._seat(account, now_ns)
+        self._enqueue(account, now_ns)
 
     def _on_idle(self, event: Idle, now_ns: int) -> None:
         self._stop_wanting(self._accounts[event.vgpu], now_ns)
@@ -294,12 +294,12 @@ class SchedulerBase(RunQueue):
         account = self._accounts[event.vgpu]
         at_ns = min(event.at_ns, now_ns)
         hold = account.holds.get(event.epoch)
-        standing = account.standing
-        by_itself = standing is not None and standing.lease.epoch == event.epoch
-        if standing is not None and by_itself:
+        standby = account.standby
+        by_itself = standby is not None and standby.lease.epoch == event.epoch
+        if standby is not None and by_itself:
             if not account.wants:
                 self._on_wants(Runnable(account.key), now_ns)
-            hold = self._take_up(account, replace(standing.lease, standing=False, window_ns=self._window(account)))
+            hold = self._take_up(account, replace(standby.lease, standby=False, window_ns=self._window(account)))
             self._began(hold, now_ns)
         if hold is None:
             if account.last_epoch < event.epoch < self._next_epoch:
@@ -317,13 +317,13 @@ class SchedulerBase(RunQueue):
         if hold.shadows and not hold.shares_overlap:  # whom it has passed by holds up nobody else
             for other in self._accounts.values():
                 if other is not account and not hold.shadows.isdisjoint(other.holds):
-                    self._bar(other, now_ns)
+                    self._penalise(other, now_ns)
         self._went(hold, planned_end_ns, now_ns)
         if by_itself:  # once nothing waits any more that was granted without knowing of it
             self._commands.append(Publish(hold.lease))
 
     def _began(self, hold: ActiveLease, now_ns: int) -> None:
-        """A standing lease has begun by itself, whatever was planned."""
+        """A standby lease has begun by itself, whatever was planned."""
         raise NotImplementedError
 
     def _go(self, hold: ActiveLease, at_ns: int) -> None:
@@ -338,7 +338,7 @@ class SchedulerBase(RunQueue):
         """The withdrawal crossed the GO: the lease ends as soon as it has drained, and is charged."""
         known = (h for _, h in self._withdrawn if h.lease.epoch == epoch)
         hold = next(known, account.hold(Lease(account.key, epoch, at_ns, at_ns)))
-        hold.lease = replace(hold.lease, start_ns=at_ns, end_ns=at_ns, standing=False)
+        hold.lease = replace(hold.lease, start_ns=at_ns, end_ns=at_ns, standby=False)
         self._go(hold, at_ns)
         account.holds[epoch] = hold
         self._note_holds(account)
@@ -377,7 +377,7 @@ class SchedulerBase(RunQueue):
         account.wants = True
         self._note_wish(account)
         account.waiting_since_ns = at_ns
-        self._seat(account, now_ns)
+        self._enqueue(account, now_ns)
 
     def _fair_end(self, epoch: int, drained_ns: int) -> int:
         """Up to when a lease is charged that drained at ``drained_ns``. Another may have had GO for its tail."""
@@ -409,11 +409,11 @@ class SchedulerBase(RunQueue):
         alone = now_ns - self._shared_ns > SHARED_LATELY_NS
         return self._accounts[event.vgpu].kind.measured(event, now_ns, alone=alone)
 
-    def _on_mustered(self, event: GangCalled, now_ns: int) -> None:
+    def _on_gang_called(self, event: GangCalled, now_ns: int) -> None:
         account = self._accounts[event.vgpu]
-        account.muster = event.muster
+        account.gang_window = event.gang_window
         self._sort_in(account)
-        if account.away and account.muster is None:
+        if account.uncalled and account.gang_window is None:
             self._come_back(account, now_ns)
 
     def _learn(self, account: Account, event: Drained | Observed) -> None:
@@ -430,7 +430,7 @@ class SchedulerBase(RunQueue):
         return self.policy.window_low_ns if account.share.priority < self._highest else self.policy.window_ns
 
     def _publish(self, account: Account, lease: Lease) -> ActiveLease:
-        """A new lease for ``account``; its epoch is the next one, or that of its standing lease. It also waits for
+        """A new lease for ``account``; its epoch is the next one, or that of its standby lease. It also waits for
         leases that were withdrawn a moment ago: their GO may have crossed the withdrawal."""
         now_ns = self._now_ns
         crossing = [
@@ -438,14 +438,14 @@ class SchedulerBase(RunQueue):
             for at_ns, h in self._withdrawn
             if now_ns - at_ns < self.policy.lookahead_ns
             and self._matters(h, account)
-            and not h.lease.standing  # nobody has GO beside one that is
+            and not h.lease.standby  # nobody has GO beside one that is
         ]
         if crossing:
             patience_ns = min(self.policy.grace_ns, self._quantum(account))
             go_by_ns = max(lease.go_by_ns, lease.start_ns + patience_ns)
             lease = replace(lease, after=(*lease.after, *crossing), go_by_ns=go_by_ns)
-        if account.standing is not None:  # nobody has GO beside it, should it have begun already
-            hold = self._take_up(account, lease.under(account.standing.lease.epoch))
+        if account.standby is not None:  # nobody has GO beside it, should it have begun already
+            hold = self._take_up(account, lease.under(account.standby.lease.epoch))
             hold.revised_ns = now_ns
             if lease.end_ns is None:
                 self._permit(account, hold)
@@ -464,38 +464,38 @@ class SchedulerBase(RunQueue):
         self._commands.append(Publish(hold.lease))
         return hold
 
-    # --- standing leases
+    # --- standby leases
 
-    def _stand(self, now_ns: int) -> None:
+    def _publish_standby(self, now_ns: int) -> None:
         """A lease that begins by itself for each idle vGPU for which that is safe. Who waits keeps the one it has until
         it is granted, so that nothing has to be taken back that may be in use already."""
-        moved = [a for a in self._resting.values() if self._may_stand(a) is (a.standing is None)]
+        moved = [a for a in self._resting.values() if self._may_stand_by(a) is (a.standby is None)]
         for a in sorted(moved, key=lambda a: a.order):
-            if a.standing is not None:
-                self._unstand(a)
+            if a.standby is not None:
+                self._withdraw_standby(a)
             else:
                 window_ns = self._window(a)
-                a.standing = self._issue(
-                    a, Lease(a.key, 0, now_ns, None, go_by_ns=FAR_NS, window_ns=window_ns, standing=True)
+                a.standby = self._issue(
+                    a, Lease(a.key, 0, now_ns, None, go_by_ns=FAR_NS, window_ns=window_ns, standby=True)
                 )
 
-    def _may_stand(self, account: Account) -> bool:
-        """Whether it may have a standing lease, or keep it."""
+    def _may_stand_by(self, account: Account) -> bool:
+        """Whether it may have a standby lease, or keep it."""
         return False
 
     def _take_up(self, account: Account, lease: Lease) -> ActiveLease:
-        """The standing lease is granted, or went: from now on it is ``lease``, one like any other."""
-        hold = account.standing
+        """The standby lease is granted, or went: from now on it is ``lease``, one like any other."""
+        hold = account.standby
         assert hold is not None
-        account.standing = None
+        account.standby = None
         self._note_wish(account)
         hold.lease = lease
         account.holds[lease.epoch] = hold
         self._note_holds(account)
         return hold
 
-    def _unstand(self, account: Account) -> None:
-        hold, account.standing = account.standing, None
+    def _withdraw_standby(self, account: Account) -> None:
+        hold, account.standby = account.standby, None
         if hold is not None:
             self._note_wish(account)
             self._take_from(hold)

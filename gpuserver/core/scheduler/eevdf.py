@@ -26,7 +26,8 @@ from gpuserver.core.scheduler.leases import Priority, VgpuIndex
 from gpuserver.core.scheduler.policy import PPM, Policy
 
 Rank = tuple[int, int, int]
-"""−1 for who insists, minus the class, minus when its gang was called (0: it is not): the least goes first."""
+"""−1 for an account that overrides its class, minus the class, minus when its gang was called (0: it is not). The
+least goes first."""
 
 
 class Eevdf(SchedulerBase):
@@ -100,19 +101,19 @@ class Eevdf(SchedulerBase):
         free = {id(h) for h in (staying, following) if h is not None}
         urgent = self._most_urgent(free)
         if urgent is not None:
-            return Decision(urgent, self.policy.muster_urgent_ns, alone=False, urgent=True)
+            return Decision(urgent, self.policy.gang_urgent_ns, alone=False, urgent=True)
         dry = {a.key: a for a in self._holding.values() if self._dry_at(a, at_ns)} if self._capped else {}
         shared = {*self.shared()}  # a shared lease keeps no vGPU from its turn
         held = [a for a in self._holding.values() if a.competing and a.key not in shared]
         done = [a.key for a in held if not a.wants or a.key in dry]
         busy = [a.key for a in held if not all(id(h) in free for h in a.holds.values())]
         candidates = [a for a in self._competing.values() if a.key not in shared]
-        candidates += (a for a in self._members.values() if a.away)
+        candidates += (a for a in self._members.values() if a.uncalled)
         alone = len(candidates) - len(done) == 1
         if done or busy:
             candidates = [a for a in candidates if a.key not in done and a.key not in busy]
         if self._members:
-            candidates = [a for a in candidates if a.muster is None or self._admitted(a, at_ns)]
+            candidates = [a for a in candidates if a.gang_window is None or self._admitted(a, at_ns)]
         if not candidates:
             return None
         clock, weight = self._mean(at_ns, but=dry.values())
@@ -131,10 +132,10 @@ class Eevdf(SchedulerBase):
         length = self._length(best, deadline, at_ns)
         return Decision(
             best,
-            self._mustered_length(best, length, at_ns),
+            self._gang_length(best, length, at_ns),
             alone and not self._soon_in_company(best),
-            insists=rank[0] < 0,
-            leads=self._leads(best) and self._insists(best),
+            overrides_class=rank[0] < 0,
+            leads=self._leads(best) and self._overrides_class(best),
         )
 
     def _soon_in_company(self, account: Account) -> bool:
@@ -148,8 +149,8 @@ class Eevdf(SchedulerBase):
             return {(0, 0, 0): candidates}
         ranks: dict[Rank, list[Account]] = {}
         for a in candidates:
-            insists, call = (-self._insists(a), -1 - self._called_ns(a)) if a.key in called else (0, 0)
-            ranks.setdefault((insists, -a.share.priority, call), []).append(a)
+            overrides_class, call = (-self._overrides_class(a), -1 - self._called_ns(a)) if a.key in called else (0, 0)
+            ranks.setdefault((overrides_class, -a.share.priority, call), []).append(a)
         return ranks
 
     def _earliest(
@@ -187,19 +188,21 @@ class Eevdf(SchedulerBase):
         """When the next gang is called that goes before ``but``, at ``after_ns`` or later. Of two that are called at
         once, the one that was called last goes: the other has had its turn (``_turn_ends``)."""
         starts = [
-            max(a.muster.start_ns, after_ns)
+            max(a.gang_window.start_ns, after_ns)
             for a in self._members.values()
-            if a.muster is not None
+            if a.gang_window is not None
             and a is not but
-            and (a.waiting or a.away)
-            and (a.share.priority >= but.share.priority or self._insists(a))
-            and (a.muster.start_ns >= after_ns or self._called(a, after_ns))
+            and (a.waiting or a.uncalled)
+            and (a.share.priority >= but.share.priority or self._overrides_class(a))
+            and (a.gang_window.start_ns >= after_ns or self._called(a, after_ns))
             and not self._overserved(a)
-            and not (self._called(but, max(a.muster.start_ns, after_ns)) and self._called_ns(a) <= self._called_ns(but))
+            and not (
+                self._called(but, max(a.gang_window.start_ns, after_ns)) and self._called_ns(a) <= self._called_ns(but)
+            )
         ]
         return min(starts, default=None)
 
-    def _insists(self, account: Account) -> bool:
+    def _overrides_class(self, account: Account) -> bool:
         """Called, a member of a gang that is owed half of what one may be owed that was idle goes before all classes.
         It cannot wait for a moment when those are not entitled, as others do: its gang is at work only then."""
         now_ns = self._now_ns
@@ -207,19 +210,19 @@ class Eevdf(SchedulerBase):
 
     def _leads(self, account: Account) -> bool:
         """Whether the rest of a gang may go by its leases."""
-        return account.muster is not None and account.muster.leader < 0
+        return account.gang_window is not None and account.gang_window.leader < 0
 
     def _called_ns(self, account: Account) -> int:
-        assert account.muster is not None
-        return account.muster.start_ns
+        assert account.gang_window is not None
+        return account.gang_window.start_ns
 
     # --- how long
 
-    def _mustered_length(self, account: Account, length_ns: int, at_ns: int) -> int:
-        """Leases end where a gang is called, and a gang's own where its muster does, if that has an end."""
-        muster = account.muster
-        if muster is not None and self._called(account, at_ns):
-            return min(muster.end_ns - at_ns, self._within_bucket(account, self.policy.quantum_max_ns, at_ns))
+    def _gang_length(self, account: Account, length_ns: int, at_ns: int) -> int:
+        """Leases end where a gang is called, and a gang's own where its gang window does, if that has an end."""
+        gang_window = account.gang_window
+        if gang_window is not None and self._called(account, at_ns):
+            return min(gang_window.end_ns - at_ns, self._within_bucket(account, self.policy.quantum_max_ns, at_ns))
         call = self._next_call(at_ns, account)
         return length_ns if call is None else max(min(length_ns, call - at_ns), self.policy.fill_min_ns)
 

@@ -11,12 +11,13 @@ again. The next message replaces one that is lost or late. Each server decides f
 GPUs, so no two servers ever wait for each other's decision:
 
     leader      the member on the lowest GPU that is bound: it wants a token, or holds a finite lease
-    followers   the members on higher GPUs. They are called for the leader's lease (``GangWindow``), and away otherwise
+    followers   the members on higher GPUs, called for the leader's lease alone (``GangWindow``)
     nobody      is bound by an open-ended lease, nor by a member that wants nothing: the others go by their own accounts
 
-Within its own muster a follower goes before others of its class, but no more than one token ahead of its share: the
-guarantees of others on its GPU stand. A follower that cannot go, by its limit or its debt, says so (``ready``), and the
-leader stays out of the competition on its own GPU until it can: a gang gets the least that one of its GPUs can give.
+Within its own gang window a follower goes before others of its class, but no more than one token ahead of its share:
+the guarantees of others on its GPU stand. A follower that cannot go, by its limit or its debt, reports it (``ready``).
+The leader stays out of the competition on its own GPU until it can: a gang gets the least that one of its GPUs can
+give.
 
 Whoever holds on a follower's GPU takes a window's time to give way. Where others share the leader's GPU, its lease is
 published that much ahead; where it is alone there and throttled, it announces the lease that it will have once its
@@ -29,11 +30,11 @@ Gangs of different leaders may meet where both follow. Whoever is at work there 
 out meanwhile, but only for a turn by the books of that GPU: a leader that has its own GPU to itself may hold for ever.
 From then on the other leader calls, and its call, being the later one, goes first.
 
-A leader that has not drained ``muster_late_ns`` after its lease may wait for a follower whose lease ended first: its
+A leader that has not drained ``gang_late_ns`` after its lease may wait for a follower whose lease ended first: its
 followers are called again, for the shortest of leases, until it has drained. Where no word arrives, a member that its
-limit or its debt has kept out for ``muster_lapse_ns`` takes such a lease uncalled: another one may be late.
+limit or its debt has kept out for ``gang_lapse_ns`` takes such a lease uncalled: another one may be late.
 
-Every muster lapses ``muster_lapse_ns`` after it was heard. A server that died, was stopped, or cannot be reached binds
+Every gang window lapses ``gang_lapse_ns`` after it arrived. A server that died, was stopped, or cannot be reached binds
 nobody for longer; its members go by their own accounts, and follow again when it is back. A member that follows stays
 bound by books that advance with time alone: a bucket fills, a debt is caught up with.
 """
@@ -53,7 +54,7 @@ class Gangs:
 
     def __init__(self, gpu_index: int, policy: Policy = DEFAULT_POLICY) -> None:
         self._gpu_index = gpu_index
-        self._lapse_ns = policy.muster_lapse_ns
+        self._lapse_ns = policy.gang_lapse_ns
         self._members: dict[GangName, VgpuIndex] = {}
         self._heard: dict[int, tuple[int, Mapping[GangName, GangMemberStatus]]] = {}
         """By GPU: when it was heard last, and what it said."""
@@ -67,27 +68,27 @@ class Gangs:
         """These are the members here from now on. Who left is free."""
         left = set(self._members.values()) - set(members.values())
         self._members = dict(members)
-        return [*(GangCalled(key, None) for key in sorted(left)), *self._musters(self._members, now_ns)]
+        return [*(GangCalled(key, None) for key in sorted(left)), *self._gang_windows(self._members, now_ns)]
 
     def hear(self, gpu_index: int, outlooks: Mapping[GangName, GangMemberStatus], now_ns: int) -> list[GangCalled]:
         """What the server of GPU ``gpu_index`` says of all its members."""
         _, before = self._heard.get(gpu_index, (0, {}))
         self._heard[gpu_index] = now_ns, outlooks
-        return self._musters(before.keys() | outlooks.keys(), now_ns)
+        return self._gang_windows(before.keys() | outlooks.keys(), now_ns)
 
     def lose(self, gpu_index: int, now_ns: int) -> list[GangCalled]:
         """The link to that server has ended."""
         _, before = self._heard.pop(gpu_index, (0, {}))
-        return self._musters(before, now_ns)
+        return self._gang_windows(before, now_ns)
 
-    def _musters(self, gangs: Iterable[GangName], now_ns: int) -> list[GangCalled]:
+    def _gang_windows(self, gangs: Iterable[GangName], now_ns: int) -> list[GangCalled]:
         return [
-            GangCalled(self._members[gang], self._muster(gang, now_ns))
+            GangCalled(self._members[gang], self._gang_window(gang, now_ns))
             for gang in sorted(gangs)
             if gang in self._members
         ]
 
-    def _muster(self, gang: GangName, now_ns: int) -> GangWindow:
+    def _gang_window(self, gang: GangName, now_ns: int) -> GangWindow:
         known = {
             gpu: (outlooks[gang], heard_ns)
             for gpu, (heard_ns, outlooks) in sorted(self._heard.items())

@@ -103,7 +103,7 @@ class Tick:
 @dataclass(frozen=True, slots=True)
 class LeaseStarted:
     """GO was given at ``at_ns``: from here on the lease is usable, and charged. Reported for every lease that got GO,
-    also where a ``Withdraw`` crossed it on the way. ``taken_ns``: a standing lease before it was granted, it was in use
+    also where a ``Withdraw`` crossed it on the way. ``taken_ns``: a standby lease before it was granted, it was in use
     for so long already, which is charged as well."""
 
     vgpu: VgpuIndex
@@ -170,7 +170,7 @@ class Measured:
 class GangWindow:
     """When a member of a gang is to hold; see ``gangs.py``.
 
-    Inside [``start_ns``, ``end_ns``) it goes before others of its class. ``binding``: outside it stays away.
+    Inside [``start_ns``, ``end_ns``) it goes before others of its class. ``binding``: outside it stays uncalled.
     ``urgent``: another member has not drained after its lease and may be waiting for this one, which goes now.
     ``lapses_ns``: unless renewed before, neither holds from here on; that bounds every wait for another GPU's word.
     """
@@ -189,7 +189,7 @@ class GangCalled:
     """What the vGPU's gang is called to. None: it is in no gang."""
 
     vgpu: VgpuIndex
-    muster: GangWindow | None
+    gang_window: GangWindow | None
 
 
 Report = Runnable | Idle | LeaseStarted | Drained | Observed | Measured
@@ -214,7 +214,7 @@ class Lease:
     A lease is usable from GO on and keeps its length: GO at g moves ``end_ns`` by g − start_ns. Only one that has those
     0.7 ms keeps its end. ``window_ns``: the most predicted GPU time the vGPU may have in flight while others wait.
 
-    A ``standing`` lease is published while the vGPU is idle, and begins by itself: it has GO once the vGPU wants a
+    A ``standby`` lease is published while the vGPU is idle, and begins by itself: it has GO once the vGPU wants a
     token, unless a lease of anybody is in force then, one that is not standing waits for GO, or another vGPU wants as
     well: who goes first is for the scheduler to say. Once it went, no other lease has GO beside it, before its own
     ``go_by_ns``, until it has been published again: the scheduler may have granted that one before it heard of this.
@@ -228,12 +228,12 @@ class Lease:
     go_by_ns: int = 0
     early: bool = True
     window_ns: int = 1_000_000
-    standing: bool = False
+    standby: bool = False
 
     def begun(self, at_ns: int) -> Lease:
         """The lease as it is from GO at ``at_ns`` on."""
         end_ns = self.end_ns
-        if end_ns is not None and (at_ns > self.start_ns or self.early or self.standing):
+        if end_ns is not None and (at_ns > self.start_ns or self.early or self.standby):
             end_ns += at_ns - self.start_ns
         return self._like(self.epoch, at_ns, end_ns)
 
@@ -252,7 +252,7 @@ class Lease:
             go_by_ns=self.go_by_ns,
             early=self.early,
             window_ns=self.window_ns,
-            standing=self.standing,
+            standby=self.standby,
         )
 
 
@@ -367,7 +367,7 @@ class AccountSnapshot:
     holds: bool
     open_ended: bool
     throttled: bool
-    barred: bool
+    penalised: bool
     waiting_since_ns: int | None
     lag_ns: int
     bucket_ns: int

@@ -59,8 +59,8 @@ class Policy:
     """… and below a higher class that exists on this GPU."""
     minimum_stay_handovers: int = 5
     """An open-ended lease is not cut for its own class before it lasted this many hand-over costs."""
-    standing: bool = True
-    """Idle vGPUs have standing leases: a request on a free GPU is answered without the scheduler."""
+    standby: bool = True
+    """Idle vGPUs have standby leases: a request on a free GPU is answered without the scheduler."""
     grace_ns: int = 100 * MILLISECOND
     """The longest that anyone waits for a predecessor to drain."""
     allowance_ns: int = 10 * MILLISECOND
@@ -79,11 +79,11 @@ class Policy:
     """Who gives back more than this part of its leases early waits for its answers: the period stays short. A trainer
     whose host is late now and then does not: on an H200, ResNet-50 gave back 8 % in all, and five of eight at times."""
 
-    muster_late_ns: int = 2 * MILLISECOND
+    gang_late_ns: int = 2 * MILLISECOND
     """A member of a gang that has not drained so long after its lease waits for the others: they are called again."""
-    muster_urgent_ns: int = 200 * MICROSECOND
+    gang_urgent_ns: int = 200 * MICROSECOND
     """Its lease then: what is missing is often one kernel. A longer one would begin what the others do not have yet."""
-    muster_lapse_ns: int = 500 * MILLISECOND
+    gang_lapse_ns: int = 500 * MILLISECOND
     """The word of another GPU Server binds nobody for longer than this: it may have died, or been stopped."""
 
     round_ns: int = 10 * MILLISECOND

@@ -57,7 +57,7 @@ class SpatialScheduler(SchedulerBase):
         due += [
             self._patience_ends(a)
             for a in self._accounts.values()
-            if not a.barred and any(self._overdue(h, now_ns) for h in a.holds.values())
+            if not a.penalised and any(self._overdue(h, now_ns) for h in a.holds.values())
         ]
         if self._boundary_ns is not None:
             due += [self._boundary_ns - policy.round_lookahead_ns, self._boundary_ns]
@@ -171,7 +171,7 @@ class SpatialScheduler(SchedulerBase):
         return sum(
             a.width
             for a in self._accounts.values()
-            if not a.barred and any(h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
+            if not a.penalised and any(h.lease.early or h.lease.start_ns <= at_ns for h in a.holds.values())
         )
 
     def _in_force(self, at_ns: int) -> list[ActiveLease]:
@@ -183,7 +183,7 @@ class SpatialScheduler(SchedulerBase):
     def _fits(self) -> bool:
         """Whether everybody that wants, and everybody that has not drained, fits the card."""
         return self._fit_together(
-            a for a in self._accounts.values() if (a.competing and a.wants) or (a.undrained and not a.barred)
+            a for a in self._accounts.values() if (a.competing and a.wants) or (a.undrained and not a.penalised)
         )
 
     def _fit_together(self, accounts: Iterable[Account]) -> bool:
@@ -206,7 +206,7 @@ class SpatialScheduler(SchedulerBase):
 
     def _matters(self, withdrawn: ActiveLease, account: Account) -> bool:
         """If it went all the same, it has its SMs until it has drained: does this leave enough of them?"""
-        granted = sum(a.width for a in self._accounts.values() if a.holds and not a.barred)
+        granted = sum(a.width for a in self._accounts.values() if a.holds and not a.penalised)
         return withdrawn.lease.vgpu == account.key or granted + account.width + withdrawn.sm_mpercent > CARD_MPERCENT
 
     def _closed(self, hold: ActiveLease) -> None:
@@ -221,8 +221,8 @@ class SpatialScheduler(SchedulerBase):
                 if hold.went_ns is None and not a.wants:
                     self._withdraw(a, hold)
                     self._leave(a, now_ns)
-            if self._stuck(a, now_ns) and not a.barred and now_ns >= self._patience_ends(a):
-                self._bar(a, now_ns)
+            if self._stuck(a, now_ns) and not a.penalised and now_ns >= self._patience_ends(a):
+                self._penalise(a, now_ns)
         if self._fits():
             self._boundary_ns = None
             for a in self._accounts.values():
@@ -315,7 +315,10 @@ class SpatialScheduler(SchedulerBase):
         victims = [
             a
             for a in self._accounts.values()
-            if a.undrained and not a.barred and a.share.priority < Priority.HIGH and not self._late(a, now_ns, boundary)
+            if a.undrained
+            and not a.penalised
+            and a.share.priority < Priority.HIGH
+            and not self._late(a, now_ns, boundary)
         ]
         victims.sort(key=lambda a: (a.share.priority, self._owed(a, now_ns, clock), a.order))
         revoked = []
@@ -413,7 +416,7 @@ class SpatialScheduler(SchedulerBase):
         present = [
             a
             for a in self._accounts.values()
-            if not a.barred and any(not self._ahead(h, boundary) for h in a.holds.values())
+            if not a.penalised and any(not self._ahead(h, boundary) for h in a.holds.values())
         ]
         leaving = [a for a in present if a not in chosen and not self._late(a, now_ns, boundary)]
         leaving.sort(key=lambda a: (max(h.drains_by_ns for h in a.holds.values()), a.longest_kernel_ns, a.order))
@@ -451,7 +454,7 @@ class SpatialScheduler(SchedulerBase):
         }
         late, candidates = [], []
         for a in self._accounts.values():
-            if not a.barred and self._late(a, now_ns, boundary):
+            if not a.penalised and self._late(a, now_ns, boundary):
                 late.append(a)
             elif a.competing and a.wants and not revoked & a.holds.keys() and not self._dry_at(a, boundary):
                 candidates.append(a)

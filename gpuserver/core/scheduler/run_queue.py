@@ -7,9 +7,9 @@ A vGPU is in one of six states, told by its account:
     holding     has a lease that has not drained
     throttled   wants, but its limit bucket is below its fill line; keeps its credit until the bucket is refilled, and
                 the others' progress pays its debt
-    barred      wants, but is deep in debt (a holder that overran everybody's patience): comes back when the others'
+    penalised   wants, but is deep in debt (a holder that overran the others' patience): comes back when the others'
                 virtual time has caught up with its own, so that its debt distorts nobody else's place
-    away        wants, but its gang is not called (``gangs.py``): placed like one that wakes once it is
+    uncalled    wants, but its gang is not called (``gangs.py``): placed like one that wakes once it is
 
 Waiting and holding vGPUs are the competition: the scheduler's clock V and weight W are taken over them alone.
 Every reading of V charges what is held up to now first: a newcomer placed on stale books would get all the time that
@@ -27,7 +27,7 @@ from gpuserver.core.scheduler.leases import GangMemberStatus, Priority, VgpuInde
 from gpuserver.core.scheduler.policy import PPM, Policy
 
 LATE_DOUBLINGS = 6
-"""Of ``Policy.muster_late_ns``, at most."""
+"""Of ``Policy.gang_late_ns``, at most."""
 
 
 class InvariantError(AssertionError):
@@ -46,9 +46,9 @@ class RunQueue(ABC):
         self._competing: dict[VgpuIndex, Account] = {}
         self._holding: dict[VgpuIndex, Account] = {}
         """Those with a lease that was granted and is not over."""
-        self._barred: dict[VgpuIndex, Account] = {}
+        self._penalised: dict[VgpuIndex, Account] = {}
         self._resting: dict[VgpuIndex, Account] = {}
-        """Those that want nothing, or have a standing lease still."""
+        """Those that want nothing, or have a standby lease still."""
         self._company: dict[VgpuIndex, Account] = {}
         """Those that want or hold, whatever keeps them out."""
         self._weight = 0
@@ -72,14 +72,14 @@ class RunQueue(ABC):
         for a in self._accounts.values():
             if a.competing and not (a.wants or a.holds):
                 raise InvariantError(f"vGPU {a.key} competes though it wants nothing and holds nothing")
-            if a.competing and (a.throttled or a.barred or a.away):
-                raise InvariantError(f"vGPU {a.key} competes though it is throttled, barred or away")
-            if a.away and (a.muster is None or a.holds):
-                raise InvariantError(f"vGPU {a.key} is away though nothing binds it, or it holds")
-            if a.wants and not (a.competing or a.throttled or a.barred or a.away):
+            if a.competing and (a.throttled or a.penalised or a.uncalled):
+                raise InvariantError(f"vGPU {a.key} competes though it is throttled, penalised or uncalled")
+            if a.uncalled and (a.gang_window is None or a.holds):
+                raise InvariantError(f"vGPU {a.key} is uncalled though nothing binds it, or it holds")
+            if a.wants and not (a.competing or a.throttled or a.penalised or a.uncalled):
                 raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
-            if a.standing is not None and (a.holds or a.throttled or a.barred or a.away):
-                raise InvariantError(f"vGPU {a.key} has a standing lease and holds, or may not hold")
+            if a.standby is not None and (a.holds or a.throttled or a.penalised or a.uncalled):
+                raise InvariantError(f"vGPU {a.key} has a standby lease and holds, or may not hold")
             if a.throttled and not a.capped:
                 raise InvariantError(f"vGPU {a.key} is throttled without a limit")
             if a.throttled and not a.wants:
@@ -91,11 +91,11 @@ class RunQueue(ABC):
         classes = {a.share.priority for a in accounts}
         return {
             "_capped": {a.key: a for a in accounts if a.capped},
-            "_members": {a.key: a for a in accounts if a.muster is not None},
+            "_members": {a.key: a for a in accounts if a.gang_window is not None},
             "_competing": {a.key: a for a in accounts if a.competing},
             "_holding": {a.key: a for a in accounts if a.holds},
-            "_barred": {a.key: a for a in accounts if a.barred},
-            "_resting": {a.key: a for a in accounts if a.standing is not None or not a.wants},
+            "_penalised": {a.key: a for a in accounts if a.penalised},
+            "_resting": {a.key: a for a in accounts if a.standby is not None or not a.wants},
             "_company": {a.key: a for a in accounts if a.wants or a.holds},
             "_weight": sum(a.guarantee for a in accounts if a.competing),
             "_moment": sum(a.guarantee * a.time for a in accounts if a.competing),
@@ -152,7 +152,7 @@ class RunQueue(ABC):
 
     def _sort_in(self, account: Account) -> None:
         """Note what only some have, so that events cost the others nothing."""
-        for some, one_of_them in ((self._capped, account.capped), (self._members, account.muster is not None)):
+        for some, one_of_them in ((self._capped, account.capped), (self._members, account.gang_window is not None)):
             if one_of_them:
                 some[account.key] = account
             else:
@@ -214,12 +214,12 @@ class RunQueue(ABC):
             self._weight -= account.guarantee
             self._moment -= account.guarantee * account.time
 
-    def _set_barred(self, account: Account, barred: bool) -> None:
-        account.barred = barred
-        if barred:
-            self._barred[account.key] = account
+    def _set_penalised(self, account: Account, penalised: bool) -> None:
+        account.penalised = penalised
+        if penalised:
+            self._penalised[account.key] = account
         else:
-            self._barred.pop(account.key, None)
+            self._penalised.pop(account.key, None)
 
     def _shift(self, account: Account, time: int) -> None:
         """Move virtual time, and the deadline with it, without a charge."""
@@ -228,8 +228,8 @@ class RunQueue(ABC):
         account.shift_to(time)
 
     def _note_wish(self, account: Account) -> None:
-        """It began or ceased to want, or its standing lease came or went."""
-        if account.standing is not None or not account.wants:
+        """It began or ceased to want, or its standby lease came or went."""
+        if account.standby is not None or not account.wants:
             self._resting[account.key] = account
         else:
             self._resting.pop(account.key, None)
@@ -281,59 +281,59 @@ class RunQueue(ABC):
         account.shift_to(clock - virtual(self._lag(account, clock, now_ns), account.guarantee))
         account.kept_lag_ns = None
 
-    def _bar(self, account: Account, now_ns: int) -> None:
+    def _penalise(self, account: Account, now_ns: int) -> None:
         self._leave(account, now_ns)
-        self._set_barred(account, True)
+        self._set_penalised(account, True)
 
-    def _unbar(self, now_ns: int) -> None:
+    def _lift_penalties(self, now_ns: int) -> None:
         """Let back in whoever's debt the others' progress has paid, or the least indebted when nobody else competes."""
-        barred = [a for a in self._barred.values() if not a.holds]
-        if not barred:
+        penalised = [a for a in self._penalised.values() if not a.holds]
+        if not penalised:
             return
         if self._competing:
             clock = self.clock(now_ns)
-            barred = [a for a in barred if a.time <= clock]
+            penalised = [a for a in penalised if a.time <= clock]
         else:
-            barred = [min(barred, key=lambda a: (a.time, a.order))]
-        for a in barred:
-            self._set_barred(a, False)
+            penalised = [min(penalised, key=lambda a: (a.time, a.order))]
+        for a in penalised:
+            self._set_penalised(a, False)
             self._compete(a)
 
-    def _unbar_due(self, now_ns: int) -> int | None:
-        """When the first barred vGPU is let back in, if the competition goes on as it does now."""
-        debts = [a.time for a in self._barred.values() if not a.holds]
+    def _penalty_ends_ns(self, now_ns: int) -> int | None:
+        """When the first penalised vGPU is let back in, if the competition goes on as it does now."""
+        debts = [a.time for a in self._penalised.values() if not a.holds]
         if not debts:
             return None
         return now_ns + max(1, real(min(debts) - self.clock(now_ns), self._weight))
 
-    def _muster(self, now_ns: int) -> None:
+    def _gang_window(self, now_ns: int) -> None:
         """Seat those that wait and are called; take from the competition those that wait and are not."""
         for a in self._members.values():
-            if a.muster is not None and now_ns >= a.muster.lapses_ns:
-                a.muster = replace(a.muster, binding=False, urgent=False)
+            if a.gang_window is not None and now_ns >= a.gang_window.lapses_ns:
+                a.gang_window = replace(a.gang_window, binding=False, urgent=False)
         for a in self._members.values():
-            if a.away and (a.holds or self._admitted(a, now_ns)):  # its GO may have crossed the withdrawal
+            if a.uncalled and (a.holds or self._admitted(a, now_ns)):  # its GO may have crossed the withdrawal
                 self._come_back(a, now_ns)
             elif a.waiting and not self._admitted(a, now_ns):
                 self._step_aside(a, now_ns)
 
     def _step_aside(self, account: Account, now_ns: int) -> None:
         self._leave(account, now_ns)
-        account.away = True
+        account.uncalled = True
 
     def _come_back(self, account: Account, now_ns: int) -> None:
-        account.away = False
+        account.uncalled = False
         self._place(account, now_ns)
-        self._seat(account, now_ns)
+        self._enqueue(account, now_ns)
 
-    def _muster_due(self, now_ns: int) -> int | None:
-        """When a muster begins, ends or lapses, or a member of a gang is late."""
+    def _gang_window_due(self, now_ns: int) -> int | None:
+        """When a gang window begins, ends or lapses, or a member of a gang is late."""
         due: list[int] = []
         for a in self._members.values():
-            if a.muster is not None and (a.wants or a.holds):
-                due += [a.muster.start_ns, a.muster.end_ns]
-                due += [a.muster.lapses_ns] if a.muster.binding or a.muster.urgent else []
-                late = (self._turn_ends(a, now_ns) if a.away else None, self._overdue_ns(a))
+            if a.gang_window is not None and (a.wants or a.holds):
+                due += [a.gang_window.start_ns, a.gang_window.end_ns]
+                due += [a.gang_window.lapses_ns] if a.gang_window.binding or a.gang_window.urgent else []
+                late = (self._turn_ends(a, now_ns) if a.uncalled else None, self._overdue_ns(a))
                 due += [at for at in late if at is not None]
                 due += [h.lease.end_ns + self._late_ns(a) for h in a.holds.values() if h.lease.end_ns is not None]
         return min((at for at in due if at > now_ns), default=None)
@@ -341,45 +341,46 @@ class RunQueue(ABC):
     def _called(self, account: Account, at_ns: int) -> bool:
         """Its gang will be at work at ``at_ns``, as far as is known. Less than ``fill_min_ns`` before it is called is
         not worth a lease of anybody else, so that counts as well."""
-        muster = account.muster
-        return muster is not None and muster.start_ns - self.policy.fill_min_ns <= at_ns < muster.end_ns
+        gang_window = account.gang_window
+        return gang_window is not None and gang_window.start_ns - self.policy.fill_min_ns <= at_ns < gang_window.end_ns
 
     def _urgent(self, account: Account) -> bool:
         """Another member may be waiting for it, past its own lease. What that one holds meanwhile costs everybody more
         than the short turn that ends it: neither limit nor debt, which are charged all the same, stand in its way."""
-        if account.muster is None or not account.wants or account.undrained:
+        if account.gang_window is None or not account.wants or account.undrained:
             return False
         overdue_ns = self._overdue_ns(account)
-        return account.muster.urgent or (overdue_ns is not None and self._now_ns >= overdue_ns)
+        return account.gang_window.urgent or (overdue_ns is not None and self._now_ns >= overdue_ns)
 
     def _late_ns(self, account: Account) -> int:
         """So long after its end a lease is late. With each urgent turn in a row twice as long: a kernel that is longer
         than that would else call another member's, which would call its next one, and neither could be stopped."""
-        return self.policy.muster_late_ns << min(account.urgent_turns, LATE_DOUBLINGS)
+        return self.policy.gang_late_ns << min(account.urgent_turns, LATE_DOUBLINGS)
 
     def _overdue_ns(self, account: Account) -> int | None:
         """When limit or debt have kept it out for so long, without a word of others, that one of them may be waiting.
         What that one holds meanwhile keeps it out in turn, several times as long: without this, each would wait longer
         for the other than the time before."""
-        kept_out = account.throttled or account.barred
-        if account.muster is None or account.waiting_since_ns is None or not kept_out:
+        kept_out = account.throttled or account.penalised
+        if account.gang_window is None or account.waiting_since_ns is None or not kept_out:
             return None
-        return max(account.waiting_since_ns + self.policy.muster_lapse_ns, account.muster.lapses_ns)
+        return max(account.waiting_since_ns + self.policy.gang_lapse_ns, account.gang_window.lapses_ns)
 
     def _admitted(self, account: Account, at_ns: int) -> bool:
         """Whether its gang lets it compete. Where nobody else wants, a vGPU without a limit takes nothing from anyone,
         and what it does too early it does not have to do later. One with a limit would use that up."""
-        muster = account.muster
-        if muster is None or not muster.binding or self._urgent(account) or self._called(account, at_ns):
+        gang_window = account.gang_window
+        if gang_window is None or not gang_window.binding or self._urgent(account) or self._called(account, at_ns):
             return True
         return not account.capped and not any(a is not account for a in self._company.values())
 
     def outlook(self, vgpu: VgpuIndex) -> GangMemberStatus:
         """What the other members of its gang have to know of ``vgpu``, as of the last event."""
         account = self._accounts[vgpu]
-        # An urgent turn, for which one that is barred may hold as well, does not make it ready.
-        ready = not account.barred and (
-            bool(account.holds) or not (account.throttled or self._overserved(account) or self._outdone(account))
+        # An urgent turn, for which a penalised vGPU may hold as well, does not make it ready.
+        ready = not account.penalised and (
+            bool(account.holds)
+            or not (account.throttled or self._overserved(account) or self._other_gang_active(account))
         )
         oldest = min(account.holds.values(), key=lambda h: h.lease.epoch, default=None)
         if oldest is None:
@@ -394,12 +395,12 @@ class RunQueue(ABC):
         """When a throttled vGPU will hold: once its bucket is full, where nobody competes with it. Its followers are
         called for that time, since those who hold there need notice. It does not depend on what followers say: they go
         by it, and the two would chase each other."""
-        if account.muster is None or not account.throttled or self._competing:
+        if account.gang_window is None or not account.throttled or self._competing:
             return 0, 0
         start_ns = self._refill_due(account)
         return start_ns, start_ns + self._fill_line(account)
 
-    def _outdone(self, account: Account) -> bool:
+    def _other_gang_active(self, account: Account) -> bool:
         """Whether a gang with another leader is at work. Two leaders know nothing of each other: without this word they
         would call for the same time again and again, and one gang would find its GPUs taken every time."""
         return self._turn_ends(account, self._now_ns) is not None
@@ -407,7 +408,7 @@ class RunQueue(ABC):
     def _turn_ends(self, account: Account, now_ns: int) -> int | None:
         """When whoever outdoes ``account`` has had its turn, if it goes on: two tokens of ``account`` further than that
         is. Its leader, where nobody else wants that one's GPU, may hold as long as its limit lets it."""
-        if account.muster is None:
+        if account.gang_window is None:
             return None
         end = account.time + virtual(2 * self._quantum(account), account.guarantee)
         left = [
@@ -415,8 +416,8 @@ class RunQueue(ABC):
             for a in self._members.values()
             if a is not account
             and a.holds
-            and a.muster is not None
-            and a.muster.leader not in (account.muster.leader, -1)
+            and a.gang_window is not None
+            and a.gang_window.leader not in (account.gang_window.leader, -1)
             and self._called(a, now_ns)
         ]
         return max((now_ns + left_ns for left_ns in left if left_ns > 0), default=None)
@@ -431,7 +432,7 @@ class RunQueue(ABC):
     def _enter(self, account: Account, now_ns: int) -> None:
         """Into the competition, unless its debt would distort everybody else's place there."""
         if self._deep_in_debt(account, now_ns):
-            self._bar(account, now_ns)
+            self._penalise(account, now_ns)
         else:
             self._compete(account)
 
@@ -440,20 +441,20 @@ class RunQueue(ABC):
         """Whether it has to wait outside until the others have caught up."""
 
     def _stop_wanting(self, account: Account, now_ns: int) -> None:
-        account.wants = account.away = False
+        account.wants = account.uncalled = False
         self._note_wish(account)
         account.waiting_since_ns = None
         if account.throttled:
             self._rejoin(account, now_ns)
-        self._set_barred(account, account.barred and bool(account.holds))
+        self._set_penalised(account, account.penalised and bool(account.holds))
         if not account.holds:
             self._leave(account, now_ns)
 
-    def _seat(self, account: Account, now_ns: int) -> None:
-        """It wants a token and holds nothing: throttled, barred, or waiting."""
+    def _enqueue(self, account: Account, now_ns: int) -> None:
+        """It wants a token and holds nothing: throttled, penalised, or waiting."""
         if account.holds or account.throttled:
             return
-        self._set_barred(account, False)
+        self._set_penalised(account, False)
         if self._dry(account):
             self._throttle(account, now_ns)
         else:

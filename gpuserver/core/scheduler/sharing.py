@@ -52,14 +52,14 @@ COST_MOST = 4
 def sharers(company: Collection[Account]) -> list[Account]:
     """Those of all vGPUs that want or hold the GPU that may hold shared leases now. Light ones of one class, beside
     others of that class or a lower one; none is in a gang, or may not be beside another (``Share.shareable``)."""
-    light = [a for a in company if a.kind.light and a.share.shareable and a.muster is None and not a.barred]
+    light = [a for a in company if a.kind.light and a.share.shareable and a.gang_window is None and not a.penalised]
     if not 0 < len(light) <= MOST_TOGETHER or len(company) < 2:
         return []
     if len({a.share.priority for a in light}) > 1:
         return []
     mine, priority = {a.key for a in light}, light[0].share.priority
     others = [a for a in company if a.key not in mine]
-    if all(a.share.shareable and a.muster is None and a.share.priority <= priority for a in others):
+    if all(a.share.shareable and a.gang_window is None and a.share.priority <= priority for a in others):
         return light
     return []
 

@@ -11,7 +11,7 @@ revised until just before its start; the forecast behind it charges the holder t
     higher class waits    the holder's end moves to the nearest time possible
     gang is called        (``gangs.py``) leases of others end where it begins; it goes first in its class until it ends,
                           unless it is more than a token ahead of its share
-    holder does not drain next gets GO after a bounded wait; the holder is charged on, and is barred meanwhile
+    holder does not drain next gets GO after a bounded wait; the holder is charged on, and is penalised meanwhile
     a vGPU may share      it holds an open-ended lease at once, beside current and next; these are of the others
     it may no more        its shared lease gets an end. It is current if no other is, and turns go on from there
 """
@@ -46,8 +46,8 @@ class TemporalScheduler(Eevdf):
     def next_deadline_ns(self) -> int | None:
         now_ns = self._now_ns
         due = [self._refill_due(a) for a in self._capped.values() if a.throttled]
-        if self._barred or self._members:
-            due += [at for at in (self._unbar_due(now_ns), self._muster_due(now_ns)) if at is not None]
+        if self._penalised or self._members:
+            due += [at for at in (self._penalty_ends_ns(now_ns), self._gang_window_due(now_ns)) if at is not None]
         due += [self._allowance_due(account) for account, _ in self._open_ended() if self._allowed_ppm(account) < PPM]
         if self.comparable():
             due.append((now_ns // self.policy.measure_ns + 1) * self.policy.measure_ns)
@@ -108,7 +108,7 @@ class TemporalScheduler(Eevdf):
     def _patience(self, account: Account) -> int:
         """How long others wait for its drain: a token's length, more for known long kernels, never beyond the grace.
         A gang's member that does not drain waits for another one, which the wait of others may be keeping away."""
-        if account.muster is not None:
+        if account.gang_window is not None:
             return self.policy.quantum_min_ns
         patience = max(self._quantum(account), 2 * account.longest_kernel_ns)
         return min(self.policy.grace_ns, patience + len(self._shared) * self.policy.slice_ns)
@@ -118,7 +118,7 @@ class TemporalScheduler(Eevdf):
         less than half of a kernel fits (``cython_ext/logic/gate.pxd``): an end that moves after that moves in vain. A
         gang's kernels are as long as it waits for its members."""
         usual = self.policy.lookahead_ns
-        if holder.muster is not None:
+        if holder.gang_window is not None:
             return usual
         return max(usual, holder.longest_kernel_ns // 2 + self.policy.guard_ns)
 
@@ -341,10 +341,10 @@ class TemporalScheduler(Eevdf):
     def _matters(self, withdrawn: ActiveLease, account: Account) -> bool:
         return True
 
-    def _may_stand(self, account: Account) -> bool:
-        if account.holds or account.barred or account.away or account.muster is not None:
+    def _may_stand_by(self, account: Account) -> bool:
+        if account.holds or account.penalised or account.uncalled or account.gang_window is not None:
             return False
-        return self.policy.standing and not (account.capped and (account.throttled or self._dry(account)))
+        return self.policy.standby and not (account.capped and (account.throttled or self._dry(account)))
 
     def _bound(self, current: ActiveLease, now_ns: int) -> None:
         """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
@@ -357,7 +357,7 @@ class TemporalScheduler(Eevdf):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
         outranked = (
             holder.share.priority < self._highest
-            and not (current.insists and self._called(holder, now_ns))
+            and not (current.overrides_class and self._called(holder, now_ns))
             and any(self._outranks(a, holder, now_ns) and not self._had_its_turn(a, current) for a in self._in_line())
         )
         if outranked or not self._admitted(holder, now_ns):
@@ -374,21 +374,23 @@ class TemporalScheduler(Eevdf):
     def _in_line(self) -> Iterator[Account]:
         """Who waits, or is published as next."""
         ahead = self._next.lease.vgpu if self._next is not None else None
-        return (a for a in self._accounts.values() if a.waiting or a.away or a.key == ahead)
+        return (a for a in self._accounts.values() if a.waiting or a.uncalled or a.key == ahead)
 
     def _keep_step(self, current: ActiveLease, now_ns: int) -> None:
         """A follower's lease ends when its leader's does, to the nanosecond: were one to submit a kernel that waits for
         the other's, and the other not, both GPUs would be in the way of whoever comes next."""
         holder, end = self._accounts[current.lease.vgpu], current.lease.end_ns
-        muster, nearest = holder.muster, now_ns + self.policy.decision_ns
-        if muster is None or end is None or current.went_ns is None or end < nearest:
+        gang_window, nearest = holder.gang_window, now_ns + self.policy.decision_ns
+        if gang_window is None or end is None or current.went_ns is None or end < nearest:
             return
-        if not muster.start_ns <= now_ns < muster.end_ns or any(self._urgent(a) for a in self._members.values()):
+        if not gang_window.start_ns <= now_ns < gang_window.end_ns or any(
+            self._urgent(a) for a in self._members.values()
+        ):
             return
         if self._next is not None and now_ns >= self._next.lease.start_ns - self.policy.guard_ns:
             return
         longest = self._within_bucket(holder, self.policy.quantum_max_ns, current.went_ns)
-        step = max(nearest, min(muster.end_ns, current.went_ns + longest))
+        step = max(nearest, min(gang_window.end_ns, current.went_ns + longest))
         if self._next_call(now_ns, holder) is not None:
             step = min(step, end)
         self._revise(current, now_ns, end_ns=step)
@@ -431,8 +433,12 @@ class TemporalScheduler(Eevdf):
         elif following is None:
             self._next = self._grant(choice, at_ns)
         else:
-            patience = min(self._patience(holder), self.policy.muster_late_ns if choice.urgent else FAR_NS)
-            following.insists, following.leads, following.urgent = choice.insists, choice.leads, choice.urgent
+            patience = min(self._patience(holder), self.policy.gang_late_ns if choice.urgent else FAR_NS)
+            following.overrides_class, following.leads, following.urgent = (
+                choice.overrides_class,
+                choice.leads,
+                choice.urgent,
+            )
             self._revise(
                 following,
                 now_ns,
@@ -444,25 +450,25 @@ class TemporalScheduler(Eevdf):
     def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
         """Publish a lease that waits for whatever may be on the GPU, except for holders that were bypassed."""
         account, now_ns = choice.account, self._now_ns
-        if account.away:  # called when the lease begins
-            account.away = False
+        if account.uncalled:  # called when the lease begins
+            account.uncalled = False
             self._place(account, now_ns)
         elif account.throttled:  # urgent; its debt stays outside of the competition
             self._rejoin(account, now_ns)
-            self._set_barred(account, True)
+            self._set_penalised(account, True)
         before = [
             (a.key, epoch)
             for a in sorted(self._holding.values(), key=lambda a: a.order)
             for epoch, hold in a.holds.items()
-            if not hold.shared and (not a.barred or hold is self._current)
+            if not hold.shared and (not a.penalised or hold is self._current)
         ]
         # Who began by itself a moment ago is not in the books yet; until it is, this one waits.
         patience = max((self._patience(self._accounts[key]) for key, _ in before), default=self.policy.quantum_min_ns)
         if self._urgent(account):  # whoever is on the GPU may be waiting for its own gang in turn
-            patience = min(patience, self.policy.muster_late_ns)
+            patience = min(patience, self.policy.gang_late_ns)
         lease = Lease(
             vgpu=account.key,
-            epoch=self._next_epoch if account.standing is None else account.standing.lease.epoch,
+            epoch=self._next_epoch if account.standby is None else account.standby.lease.epoch,
             start_ns=start_ns,
             end_ns=None if choice.open_ended else start_ns + choice.length_ns,
             after=tuple(before),
@@ -470,5 +476,5 @@ class TemporalScheduler(Eevdf):
             window_ns=self._window(account),
         )
         hold = self._publish(account, lease)
-        hold.insists, hold.leads, hold.urgent = choice.insists, choice.leads, choice.urgent
+        hold.overrides_class, hold.leads, hold.urgent = choice.overrides_class, choice.leads, choice.urgent
         return hold

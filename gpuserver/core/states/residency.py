@@ -44,7 +44,7 @@ class Tenant:
 
     ``resident``: its memory (``memory_bytes``) is on the card. ``moving``: on its way, out if ``resident``. ``wants``:
     it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did.
-    ``room_bytes``: an allocation waits for so much more. ``user``: whose store it leaves for. ``barred``: it cannot be
+    ``room_bytes``: an allocation waits for so much more. ``user``: whose store it leaves for. ``pinned``: it cannot be
     moved just now. ``came_ns``, ``left_ns``: when it came onto the card, and left it. ``move_ns``: what one of its
     moves takes. ``stray_bytes``: of one that is away, what is on the card all the same, as a move of it was not
     completed.
@@ -58,7 +58,7 @@ class Tenant:
     moving: bool = False
     room_bytes: int = 0
     user: int = 0
-    barred: bool = False
+    pinned: bool = False
     came_ns: int = 0
     left_ns: int = 0
     move_ns: int = 0
@@ -77,7 +77,7 @@ class Tenant:
 
     @property
     def waits(self) -> bool:
-        if self.moving or self.barred:
+        if self.moving or self.pinned:
             return False
         return self.room_bytes > 0 or (self.wants and not self.resident)
 
@@ -163,7 +163,7 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
     taken = sum(t.taken_bytes for t in tenants)
     going = sum(t.memory_bytes for t in tenants if t.resident and t.moving)
     free = room_bytes - taken
-    here = [t for t in tenants if t.resident and not t.moving and not t.barred]
+    here = [t for t in tenants if t.resident and not t.moving and not t.pinned]
     line = in_line(tenants)
     spare = spare_bytes(tenants, room_bytes, host)
     hopeless = tuple(t.key for t in line if is_hopeless(t, spare[t.key], room_bytes))
