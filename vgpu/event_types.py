@@ -20,7 +20,7 @@ class EventType(StrEnum):
     NOT_SUSPENDED = "not-suspended"
     NOT_RESUMED = "not-resumed"
     MIGRATED = "migrated"
-    STRANDED = "stranded"
+    KILLED_ON_RESUME = "killed-on-resume"
     SWAPPED_OUT = "swapped-out"
     SWAPPED_IN = "swapped-in"
     STUCK = "stuck"

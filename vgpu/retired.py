@@ -13,6 +13,10 @@ OPTIONS: Final = {"--quantum": "--period"}
 """Options of ``vgpuctl serve`` and ``vgpuctl gpu set``."""
 CONFIG_KEYS: Final = {"quantum": "period"}
 """Keys of ``[serve]`` and ``[gpu.INDEX]``."""
+STATES: Final = {"dozing": "idle-suspended"}
+"""States of a vGPU, as a GPU Server of an older release reports them."""
+EVENTS: Final = {"stranded": "killed-on-resume"}
+"""Kinds of events, in the histories that an older release wrote, and for ``vgpuctl events --kind``."""
 
 
 def instead(old: str, new: str) -> str:

@@ -170,14 +170,14 @@ def vgpu_reading(
 def _state(
     vgpu: Vgpu, statement: AccountSnapshot
 ) -> Literal[
-    "starting", "idle", "waiting", "running", "swapped", "suspended", "dozing", "moving", "removing", "failed"
+    "starting", "idle", "waiting", "running", "swapped", "suspended", "idle-suspended", "moving", "removing", "failed"
 ]:
     if vgpu.removed.is_set():
         return "removing"
     if vgpu.passage.next_step is not Step.STAY:
         return "moving"
     if vgpu.quiesced:
-        return "dozing" if vgpu.dozing else "suspended"
+        return "idle-suspended" if vgpu.dozing else "suspended"
     if vgpu.swapped_out and vgpu.movable_bytes:
         return "swapped"
     if vgpu.failure:

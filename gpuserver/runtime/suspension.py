@@ -187,7 +187,7 @@ class Suspension:
         if lost:
             text = f"{counted(len(lost), 'program')} of {vgpu.record.vgpu_id} killed"
             self._server.record_event(
-                EventType.STRANDED, vgpu, f"{text}, which could not be brought back: {answer.reason}"
+                EventType.KILLED_ON_RESUME, vgpu, f"{text}, which could not be brought back: {answer.reason}"
             )
 
     def _check_present(self, vgpu: Vgpu) -> None:

@@ -100,7 +100,7 @@ def dozes(node: SimulatedNode, vgpu: VgpuStatus) -> None:
             pids = {process.pid for process in link.processes(vgpu.vgpu_id).processes}
         swapped = vgpu.spec.oversubscribe is not None and away_bytes(node, vgpu) >= OWNED
         on_card = sum(taken for pid, taken in on_gpu(node, vgpu.gpu_index).items() if pid in pids)
-        return state(node, vgpu) == "dozing" and (swapped or on_card == 0)
+        return state(node, vgpu) == "idle-suspended" and (swapped or on_card == 0)
 
     eventually(away, "it dozes off")
 
@@ -151,7 +151,7 @@ def test_its_place_is_kept(node: SimulatedNode, programs: list[Spoken]) -> None:
         assert refused.value.code is ErrorCode.NO_ROOM
     with node.link() as link:
         link.set(vgpu.vgpu_id, VgpuChanges.parse(memory_bytes="95G"))
-    assert state(node, vgpu) == "dozing"
+    assert state(node, vgpu) == "idle-suspended"
     programs[0].say("read()")
     assert programs[0].heard() == "done"
 
@@ -216,7 +216,7 @@ def test_killed_servers_and_brokers(node: SimulatedNode, programs: list[Spoken])
             os.kill(reading.broker_pid, signal.SIGKILL)
         os.kill(server, signal.SIGKILL)
         eventually(lambda server=server: node.server_pid() != server, "another server runs")
-        eventually(lambda: state(node, vgpu) == "dozing", "it dozes still")
+        eventually(lambda: state(node, vgpu) == "idle-suspended", "it dozes still")
         assert sum(on_gpu(node).values()) == 0
         program.does("read()")
     dozes(node, vgpu)
@@ -230,7 +230,7 @@ def test_a_server_killed_on_the_way(node: SimulatedNode, programs: list[Spoken])
     program = Idle(node, vgpu)
     programs.append(program)
     for looks in (0, 1, 2, 4, 8, 16):
-        eventually(lambda: state(node, vgpu) == "dozing", "it is about to doze")
+        eventually(lambda: state(node, vgpu) == "idle-suspended", "it is about to doze")
         if looks % 4:  # else it is on its way still
             dozes(node, vgpu)
         program.say("launch(); read()")
@@ -312,7 +312,7 @@ def test_no_room_for_now(node: SimulatedNode, programs: list[Spoken]) -> None:
             return reading is not None and any("no room for its memory" in warning for warning in reading.warnings)
 
         eventually(told, "it is told")
-        assert state(node, vgpu) == "dozing"
+        assert state(node, vgpu) == "idle-suspended"
     finally:
         outsider.kill()
         outsider.communicate()
@@ -344,7 +344,7 @@ def test_swapped_ones(node: SimulatedNode, programs: list[Spoken]) -> None:
         assert away_bytes(node, vgpu) == 0
     dozes(node, vgpu)
     program.does("app.call('cuEventQuery', event)")  # which the driver answers all the same
-    assert state(node, vgpu) == "dozing"
+    assert state(node, vgpu) == "idle-suspended"
     with node.link() as link:
         assert link.suspend(vgpu.vgpu_id).state == "suspended"
         link.resume(vgpu.vgpu_id)

@@ -5,13 +5,19 @@ from __future__ import annotations
 import re
 import subprocess
 from pathlib import Path
+from typing import Annotated
 
 import pytest
+import typer
+from pydantic import TypeAdapter
 
 from vgpu import retired
 from vgpu.config import Config, Problem, parse
 from vgpu.config import retired as retired_in
+from vgpu.ctl.events import event_type
 from vgpu.ctl.main import run
+from vgpu.event_types import EventType
+from vgpu.protocol.messages import EventReading, VgpuStatus
 
 ROOT = Path(__file__).parents[2]
 CLASSES = """
@@ -45,6 +51,21 @@ def test_a_retired_key_of_the_file_does_what_the_new_one_does_and_says_so() -> N
     assert "has no 'quantum'" in both[0].message
 
 
+def test_a_retired_kind_of_event_finds_what_the_new_one_does_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert event_type("stranded") is EventType.KILLED_ON_RESUME
+    assert "stranded is called killed-on-resume now" in capsys.readouterr().err
+    with pytest.raises(typer.BadParameter, match="'doze' is not one of 'created', 'changed'"):
+        event_type("doze")
+    old = {"at_unix_s": 1.0, "kind": "stranded", "gpu_index": 0, "text": "killed"}
+    assert EventReading.model_validate(old).kind == "killed-on-resume"
+
+
+def test_an_older_servers_state_has_its_new_name() -> None:
+    state = VgpuStatus.model_fields["state"]
+    field = TypeAdapter(Annotated[state.annotation, *state.metadata])
+    assert field.validate_python("dozing") == field.validate_python("idle-suspended") == "idle-suspended"
+
+
 def code() -> list[Path]:
     listed = subprocess.run(
         ["git", "ls-files", "vgpu", "gpuserver", "cython_ext", "client_hook"], cwd=ROOT, capture_output=True, text=True
@@ -57,13 +78,17 @@ def code() -> list[Path]:
 
 def test_no_retired_word_is_left() -> None:
     options = "|".join(map(re.escape, retired.OPTIONS))
-    definitions = re.compile(rf"(?:class|cdef struct) ({'|'.join(CLASSES.split())})\b|[\"'` ]({options})\b")
+    values = "|".join(retired.STATES.keys() | retired.EVENTS.keys())
+    definitions = re.compile(
+        rf"\"({values})\"|(?:class|cdef struct) ({'|'.join(CLASSES.split())})\b|[\"'` ]({options})\b"
+    )
     allowed = {
         ROOT / "vgpu/retired.py",
         Path(__file__).resolve(),
         ROOT / "gpuserver/__main__.py",
         ROOT / "vgpu/node/__main__.py",
     }
+    allowed.add(ROOT / "gpuserver/runtime/journal.py")  # a column of the database keeps its name
     allowed |= {ROOT / "vgpu/ctl" / name for name in ("options.py", "gpus.py", "node.py")}  # the alias itself
     assert [
         (path, found[0]) for path in code() if path not in allowed for found in definitions.finditer(path.read_text())

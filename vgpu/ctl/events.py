@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from vgpu import retired
 from vgpu.ctl import output
 from vgpu.ctl.exits import say
 from vgpu.ctl.options import Output, OutputOption
@@ -44,11 +45,21 @@ _STYLES: Final = {
 _TROUBLE: Final = "yellow"
 _FAILURE: Final = "bold red"
 _FAILURES: Final = frozenset(
-    {"broker-restarted", "server-restarted", "mps-lost", "mps-failed", "stranded", "not-resumed"}
+    {"broker-restarted", "server-restarted", "mps-lost", "mps-failed", "killed-on-resume", "not-resumed"}
 )
 _DESCRIBING: Final = frozenset({"created", "changed"})
 """Their fields are the vGPU's."""
 _WIDTHS: Final = (19, 3, 13, 16)
+
+
+def event_type(text: str) -> EventType:
+    """The kind of that name, or of the one that it had before. typer.BadParameter: there is none."""
+    if text in retired.EVENTS:
+        say(retired.instead(text, retired.EVENTS[text]))
+    try:
+        return EventType(retired.EVENTS.get(text, text))
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, EventType)))}") from None
 
 
 def events(
@@ -59,7 +70,8 @@ def events(
     lines: Annotated[int, typer.Option("-n", "--lines", metavar="N", help="The last N of them.", min=0, max=MOST)] = 50,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Then each as it happens, until Ctrl-C.")] = False,
     kind: Annotated[
-        list[EventType] | None, typer.Option("--kind", metavar="KIND", help="Only this kind; may be repeated.")
+        list[EventType] | None,
+        typer.Option("--kind", metavar="KIND", parser=event_type, help="Only this kind; may be repeated."),
     ] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:

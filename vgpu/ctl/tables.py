@@ -68,7 +68,7 @@ _STYLES: Final = {
     "removing": "dim",
     "idle": "dim",
     "suspended": "yellow",
-    "dozing": "dim",
+    "idle-suspended": "dim",
     "moving": "yellow",
     "swapped": "yellow",
     "died": "red",
@@ -171,7 +171,7 @@ def doing(process: ProcessReading, vgpu_state: str) -> str:
     """What a program of a vGPU in ``vgpu_state`` does, in a word."""
     if not process.alive:
         return "died"
-    if vgpu_state in {"suspended", "dozing"}:
+    if vgpu_state in {"suspended", "idle-suspended"}:
         return vgpu_state
     if process.has_work:
         return "running"

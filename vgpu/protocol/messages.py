@@ -13,8 +13,16 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    TypeAdapter,
+    model_serializer,
+)
 
+from vgpu import retired
 from vgpu.errors import ErrorCode
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
@@ -300,21 +308,24 @@ class VgpuStatus(Reading):
     gpu_uuid: str
     simulated: bool
     mode: ModeName
-    # starting: not yet admitting; swapped: its memory is in the host's; suspended: until it is resumed; dozing: until
-    # one of its programs wants the GPU (--idle-suspend); moving: between two GPUs; restarting: its GPU Server is, and
-    # the rest is what that said last
-    state: Literal[
-        "starting",
-        "idle",
-        "waiting",
-        "running",
-        "swapped",
-        "suspended",
-        "dozing",
-        "moving",
-        "removing",
-        "restarting",
-        "failed",
+    # starting: not yet admitting; swapped: its memory is in the host's; suspended: until it is resumed; idle-suspended:
+    # until one of its programs wants the GPU (--idle-suspend); moving: between two GPUs; restarting: its GPU Server is,
+    # and the other fields are that server's last ones
+    state: Annotated[
+        Literal[
+            "starting",
+            "idle",
+            "waiting",
+            "running",
+            "swapped",
+            "suspended",
+            "idle-suspended",
+            "moving",
+            "removing",
+            "restarting",
+            "failed",
+        ],
+        BeforeValidator(lambda state: retired.STATES.get(state, state)),
     ]
     reason: Line = ""  # of "failed", and of anything worth a remark
     owner_uid: int
@@ -528,7 +539,7 @@ class EventReading(Reading):
     """Something that happened. ``kind``: a ``EventType``, or what another version of the node knew."""
 
     at_unix_s: float
-    kind: Line
+    kind: Annotated[Line, AfterValidator(lambda kind: retired.EVENTS.get(kind, kind))]
     gpu_index: int
     vgpu_id: Line = ""
     text: Line

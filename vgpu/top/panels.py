@@ -182,7 +182,7 @@ _REMARK_STYLES: Final = {
     "server-restarted": "warn",
     "not-suspended": "warn",
     "not-resumed": "warn",
-    "stranded": "warn",
+    "killed-on-resume": "warn",
 }
 
 

@@ -4,7 +4,7 @@ import { $, el, keyed, show } from "/static/dom.js";
 import { clock } from "/static/format.js";
 
 const SHOWN = 100;
-const LOUD = new Set(["refused", "overrun", "not-suspended", "not-resumed", "stranded", "drift", "outside", "unmanaged", "broker-restarted", "server-restarted"]);
+const LOUD = new Set(["refused", "overrun", "not-suspended", "not-resumed", "killed-on-resume", "drift", "outside", "unmanaged", "broker-restarted", "server-restarted"]);
 
 export class EventsList {
   constructor() {

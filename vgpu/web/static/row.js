@@ -170,6 +170,6 @@ const part = (ratio) => `${(100 * Math.min(1, ratio)).toFixed(1)}% 100%`;
 
 const cell = (label, kind, ...inside) => el("div", { class: `cell ${kind}` }, el("span", { class: "label" }, label), ...inside);
 
-export const asleep = (vgpu) => vgpu.state === "suspended" || vgpu.state === "dozing";
+export const asleep = (vgpu) => vgpu.state === "suspended" || vgpu.state === "idle-suspended";
 
 export const exported = (vgpu) => `export VGPU_ID=${vgpu.vgpu_id}`;
