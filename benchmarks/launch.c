@@ -111,7 +111,7 @@ static void check(int result, const char *what) {
 }
 #define CALL(name, ...) check(((int (*)())hooked(#name))(__VA_ARGS__), #name)
 
-volatile int sampled_turn; /* benchmarks/gpu/sampler.c looks where we are while launches go through the hook */
+volatile int sampled_turn; /* benchmarks/experiments/sampler.c looks where we are while launches go through the hook */
 
 static void *library;
 static void *hooked(const char *name) {

@@ -2,7 +2,7 @@
  * loses by the gate can only be told by the process itself, in turns.
  *
  *   cc -O2 -shared -fPIC -o bypass.so bypass.c -ldl
- *   LD_PRELOAD=bypass.so vgpuctl run --sm 100 --mem 20G -- python -m benchmarks.gpu.switched ...
+ *   LD_PRELOAD=bypass.so vgpuctl run --sm 100 --mem 20G -- python -m benchmarks.gpu.gate_toggle ...
  *
  * Preloaded before the hook, it hands out launching functions of its own, which go on to the hook's or, while
  * bypass_direct is set, to libcuda's. The hook knows nothing of it and offers nothing for it: preloading is cooperative,

@@ -34,7 +34,7 @@ suite() { # NAME SECONDS OPTIONS…
 
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 suite pairs 200 --part pairs --works resnet50-train gemm4096 --splits 30/70 --seconds 20
-part timeline 120 python3 -m benchmarks.gpu.timeline --gpu "${GPU:-0}" "$out/timeline"
+part timeline 120 python3 -m benchmarks.experiments.timeline --gpu "${GPU:-0}" "$out/timeline"
 for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infer1 resnet50-infer8 bert-infer graph long-kernel; do
     suite "shares-$work" $((300 * ${REPEAT:-1})) --part shares --works "$work" --repeat "${REPEAT:-1}" ${WAYS:+--ways $WAYS}
 done
@@ -64,7 +64,7 @@ part mps 120 python3 -m pytest -q tests/gpu/test_mps.py
 part memory 240 python3 -m pytest -q -s tests/gpu/test_memory.py
 part capacity 240 python3 -m pytest -q -s tests/gpu/test_capacity.py
 part suspension 240 python3 -m pytest -q -s tests/gpu/test_suspension.py
-part swapping 500 python3 -m benchmarks.gpu.swapping
+part swapping 500 python3 -m benchmarks.experiments.swapping
 part given-up 90 python3 -m pytest -q tests/gpu -k "gives_way and not SIGSTOP"
 LINES_SHOWN=12
 part siblings 120 python3 -m benchmarks.siblings --gpu
@@ -73,9 +73,9 @@ part verify 240 python3 -m vgpu.ctl verify --gpu "${GPU:-0}" --report "$out/veri
 part kills 80 python3 -m benchmarks.kills --gpu --gib 0 8 --rounds 4
 part launch 40 python3 -m benchmarks.launch --gpu
 part trainer 60 python3 -m benchmarks.trainer --gpu --repeat 2
-part where 120 python3 -m benchmarks.gpu.where --gpu "${GPU:-0}"
+part where 120 python3 -m benchmarks.experiments.launch_profile --gpu "${GPU:-0}"
 part varying 180 python3 -m benchmarks.varying --gpu
-part gaps 120 python3 -m benchmarks.gpu.gaps --gpu "${GPU:-0}" --seconds 40
-part asking 90 bash -c 'cc -O2 -pthread -o "$1" benchmarks/gpu/asking.c -ldl && "$1"' asking "$(mktemp)"
-part blocked 60 python3 -m benchmarks.gpu.blocked
-part taken 60 python3 -m benchmarks.gpu.taken
+part gaps 120 python3 -m benchmarks.experiments.gaps --gpu "${GPU:-0}" --seconds 40
+part asking 90 bash -c 'cc -O2 -pthread -o "$1" benchmarks/experiments/driver_call_cost.c -ldl && "$1"' asking "$(mktemp)"
+part blocked 60 python3 -m benchmarks.experiments.blocking_calls
+part taken 60 python3 -m benchmarks.experiments.allocation_granularity

@@ -6,6 +6,7 @@ Tables are made from these lines alone (``tables.py``), so a killed run loses no
 from __future__ import annotations
 
 import json
+import lzma
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import count
@@ -109,14 +110,15 @@ def parse(lines: Iterable[str]) -> Records:
 
 
 def read(paths: Sequence[Path]) -> Records:
-    """The records of all files; a folder stands for the file in it. FileNotFoundError if one is not there.
+    """The records of all files. A folder stands for the file in it, and a file may be compressed (.xz).
+    FileNotFoundError if one is not there.
 
     What is in several of them counts once. Runs that began in the same second, on two GPUs, are told apart.
     """
     whole = Records()
     seen: set[str] = set()
     for path in paths:
-        lines = (path / FILE if path.is_dir() else path).read_text().splitlines()
+        lines = text_of(path / FILE if path.is_dir() else path).splitlines()
         records = parse(line for line in lines if line not in seen)
         seen.update(lines)
         taken = {run.run for run in whole.runs}
@@ -125,6 +127,11 @@ def read(paths: Sequence[Path]) -> Records:
         whole.measurements += [replace(m, run=names.get(m.run, m.run)) for m in records.measurements]
         whole.failures += records.failures
     return whole
+
+
+def text_of(path: Path) -> str:
+    """The file's text; one that ends in .xz is compressed."""
+    return lzma.open(path, "rt").read() if path.suffix == ".xz" else path.read_text()
 
 
 def unused(name: str, taken: Collection[str]) -> str:

@@ -31,8 +31,8 @@ from benchmarks.gpu.stats import Interval, closed, covered_ratio, gaps_within, p
 from benchmarks.gpu.works.program import Mark, Program
 
 SWITCH_NS: Final = 138_000
-"""To go from one process's kernels to another's takes the GPU that long (``switch.cu``): shorter gaps between kernels
-of one process are nobody else's."""
+"""The GPU needs so long from one process's kernels to another's (``benchmarks/experiments/context_switch.cu``).
+No other process can use a shorter gap between two kernels of one process."""
 SILENCE_S: Final = 0.5
 """The longest time without a kernel, of a sharer that always has work: a token of 10 % waits 0.1 s for its turn."""
 

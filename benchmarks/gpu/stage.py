@@ -290,11 +290,11 @@ class Stage:
         return self._start(name, command, {**node.environment, **environment}, node, sm_percent)
 
     def switched(self, work: str) -> Sharer:
-        """In a vGPU of 100 %, whose program goes through the gate and past it in turns (``switched.py``)."""
+        """In a vGPU of 100 %, whose program goes through the gate and past it in turns (``gate_toggle.py``)."""
         node = self._ground.node("temporal")
         name = f"switched-{work}-{self._ground.number()}"
         steps = ["--steps", "2" if self._ground.simulated else "50"]
-        command = [*self._command(work, "benchmarks.gpu.switched"), *steps]
+        command = [*self._command(work, "benchmarks.gpu.gate_toggle"), *steps]
         place = ["--gpu", str(self._ground.gpu)]
         made = [*node.vgpuctl, "run", "--name", name, *place, "--sm", "100", "--mem", MEMORY, "--", *command]
         return self._start(name, made, node.environment | {"LD_PRELOAD": str(self._ground.bypass())}, node)

@@ -9,7 +9,7 @@ drained, or for so long that a late one is no longer a matter of prediction.
 
 Tail
 ----
-To go from one context's work to another's the GPU needs 138 us (benchmarks/gpu/switch.cu, H200), and it begins when
+To go from one context's work to another's the GPU needs 138 us (benchmarks/experiments/context_switch.cu, H200), and it begins when
 the first has none left and the second has some. So the second's queue should be runnable by then. A holder whose lease
 ends, that submits nothing more and whose queue is predicted to be short says so (``Slot.tail_epoch``), and GO is given.
 Seldom does the GPU take the holder off for that: its time slices last 2 ms and more. The holder pays until it has

@@ -1,6 +1,6 @@
 """What linear memory takes from the card: pieces of 2 MiB, which small allocations share.
 
-The driver takes whole pieces (benchmarks/gpu/taken.py, H200): an allocation of more than a megabyte has its own, and
+The driver takes whole pieces (benchmarks/experiments/allocation_granularity.py, H200): an allocation of more than a megabyte has its own, and
 smaller ones lie in one as long as there is room. Where, it alone knows, and the address tells afterwards. So what a
 small one is worth changes with its neighbours: who comes first into a piece pays for it, and who leaves last gives it
 back.

@@ -1,7 +1,7 @@
 """When to ask the driver whether the queue has run, where it should have by its prediction.
 
 To hear that everything has run costs a launching thread 1.4-1.7 us, half of what the launch itself takes (H100,
-benchmarks/gpu/asking.c; that something still runs, 0.2 us). A program whose host is slower than the GPU, under a limit,
+benchmarks/experiments/driver_call_cost.c; that something still runs, 0.2 us). A program whose host is slower than the GPU, under a limit,
 would pay that at every launch. And the books come out the same, asked at each launch or not, as long as the answer is
 yes: the work is taken to have ended when it was predicted to (window.pxd).
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.gpu.gaps import Passed, brought_together, in_force, report
-from benchmarks.gpu.hook_logs import Held, leases, parse
+from benchmarks.experiments.gaps import Passed, brought_together, in_force, report
+from benchmarks.experiments.hook_logs import Held, leases, parse
 
 GIVER = """\
 attached, and nothing that is a line

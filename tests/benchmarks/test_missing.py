@@ -16,8 +16,8 @@ from benchmarks.gpu.parts.part import Options
 from benchmarks.gpu.records import REHEARSAL, Measurement, Records, Run, read
 from benchmarks.gpu.tables import Labels
 
-MEASURED = sorted(Path(benchmarks.gpu.__file__).parent.joinpath("measured").glob("*.jsonl"))
-TODAYS = [path for path in MEASURED if path.name > "2026-11-23T1330"]
+MEASURED = read([Path(benchmarks.__file__).parent / "results/measurements.jsonl.xz"])
+TODAYS = [run for run in MEASURED.runs if run.run > "2026-11-23T13:30"]
 """Since then rows have the names that they have now."""
 
 
@@ -32,24 +32,28 @@ def run_of(part: str, options: Options, run: str = "r") -> list[Measurement]:
     return found
 
 
-@pytest.mark.parametrize("path", TODAYS, ids=lambda path: path.stem)
-def test_rows_are_those_that_were_measured(path: Path) -> None:
+def of(run: Run) -> list[Measurement]:
+    return [m for m in MEASURED.measurements if m.run == run.run]
+
+
+def test_many_runs_are_kept() -> None:
+    assert len(TODAYS) > 40
+    assert all(of(run) for run in TODAYS)
+
+
+@pytest.mark.parametrize("run", TODAYS, ids=lambda run: run.run)
+def test_rows_are_those_that_were_measured(run: Run) -> None:
     """Less, if a run was cut short."""
-    records = read([path])
-    for run in records.runs:
-        args = arguments(shlex.split(run.command)[3:])
-        for part in (PARTS[name] for name in args.part):
-            own = [m for m in records.measurements if m.run == run.run]
-            assert {row.labels for row in part.found(own)} <= set(part.rows(options_of(part, args)))
+    args = arguments(shlex.split(run.command)[3:])
+    for part in (PARTS[name] for name in args.part):
+        assert {row.labels for row in part.found(of(run))} <= set(part.rows(options_of(part, args)))
 
 
-@pytest.mark.parametrize("path", [path for path in TODAYS if path.name < "2026-11-24T12"], ids=lambda path: path.stem)
-def test_whole_runs_have_every_row_and_every_figure_that_is_judged(path: Path) -> None:
-    records = read([path])
-    (run,) = records.runs
+@pytest.mark.parametrize("run", [run for run in TODAYS if run.run < "2026-11-24T12"], ids=lambda run: run.run)
+def test_whole_runs_have_every_row_and_every_figure_that_is_judged(run: Run) -> None:
     args = arguments(shlex.split(run.command)[3:])
     (part,) = [PARTS[name] for name in args.part]
-    rows = part.found(records.measurements)
+    rows = part.found(of(run))
     assert {row.labels for row in rows} == set(part.rows(options_of(part, args)))
     judged = [row for row in rows if barred(part, row.labels)]
     assert judged

@@ -94,7 +94,7 @@ def test_handovers(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_where_the_time_of_handovers_went(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.gaps", "--simulate", "--seconds", "0.5", "--over", "100"]
+    command = [sys.executable, "-m", "benchmarks.experiments.gaps", "--simulate", "--seconds", "0.5", "--over", "100"]
     done = subprocess.run([*command, "--keep", str(tmp_path)], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     assert "which step took longest" in done.stdout
@@ -201,7 +201,7 @@ def test_shares_that_no_gpu_has_are_refused(split: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_timeline_and_its_picture_drawn_again_elsewhere(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.timeline", str(tmp_path)]
+    command = [sys.executable, "-m", "benchmarks.experiments.timeline", str(tmp_path)]
     options = ["--simulate", "--seconds", "0.5", "--work", "gemm4096"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
@@ -213,7 +213,7 @@ def test_a_timeline_and_its_picture_drawn_again_elsewhere(tmp_path: Path) -> Non
     again = subprocess.run([*command, "--draw"], capture_output=True, text=True, timeout=100, check=False)
     assert again.returncode == 0, again.stderr
     assert (tmp_path / "timeline.png").stat().st_size > 10_000
-    nothing = [sys.executable, "-m", "benchmarks.gpu.timeline", str(tmp_path / "none"), "--draw"]
+    nothing = [sys.executable, "-m", "benchmarks.experiments.timeline", str(tmp_path / "none"), "--draw"]
     refused = subprocess.run(nothing, capture_output=True, text=True, timeout=100, check=False)
     assert refused.returncode == 1
     assert "there is no recording.json" in refused.stderr
@@ -221,7 +221,16 @@ def test_a_timeline_and_its_picture_drawn_again_elsewhere(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_rounds_of_four_and_what_cannot_be_one_of_them() -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.rounds", "--simulate", "--seconds", "0.8", "--windows", "2"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.experiments.rounds",
+        "--simulate",
+        "--seconds",
+        "0.8",
+        "--windows",
+        "2",
+    ]
     done = subprocess.run([*command, "--stamps"], capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     windows = [json.loads(line) for line in done.stdout.splitlines()]
@@ -237,7 +246,16 @@ def test_rounds_of_four_and_what_cannot_be_one_of_them() -> None:
 
 @pytest.mark.slow
 def test_a_stream_holds_its_trainer_up_at_each_request_and_lets_it_go() -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.paused", "--simulate", "--seconds", "0.6", "--rates", "60"]
+    command = [
+        sys.executable,
+        "-m",
+        "benchmarks.experiments.hold_trainer",
+        "--simulate",
+        "--seconds",
+        "0.6",
+        "--rates",
+        "60",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     beside, paused = map(json.loads, done.stdout.splitlines())
@@ -258,7 +276,7 @@ def test_a_stream_holds_its_trainer_up_at_each_request_and_lets_it_go() -> None:
     ],
 )
 def test_what_a_stream_cannot_be_asked(options: list[str], complaint: str) -> None:
-    command = [sys.executable, "-m", "benchmarks.gpu.paused", "--simulate", *options]
+    command = [sys.executable, "-m", "benchmarks.experiments.hold_trainer", "--simulate", *options]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert refused.returncode == 2
     assert complaint in refused.stderr

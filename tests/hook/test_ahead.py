@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.hook_logs import leases, parse
+from benchmarks.experiments.hook_logs import leases, parse
 from cython_ext.readings import GrantsFlag, SlotState
 from tests.hook.programs import Endless, drained
 from tests.hook.queueing import Program

@@ -1,0 +1,84 @@
+"""The same programs in vGPUs and under the GPU's own time slicing, in turns: A B B A …, at one period or several.
+
+    python -m benchmarks.experiments.turns --work bert-infer --sm 33 33 33 --rounds 12
+    python -m benchmarks.experiments.turns --work decode-graph --sm 50 50 --periods 57ms 24ms 16ms 10ms --rounds 4
+
+A host's speed drifts by half, so each round's rate is compared with time slicing of the same round. The first round
+does not count. Latencies are the times between steps, of all programs and rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import statistics
+from typing import Final
+
+from benchmarks.gpu.catalogue import WORKS
+from benchmarks.gpu.stage import Ground, Sharer, Stage
+from benchmarks.gpu.stats import bootstrap, percentile
+from vgpu.node.link import ControlLink
+from vgpu.units import parse_duration_ns
+
+SLICING: Final = "time slicing"
+USUAL: Final = "vGPUs"
+
+
+class Found:
+    """What one way got done: units per second by round, the first program's part of it, and all latencies."""
+
+    def __init__(self) -> None:
+        self.rates: list[float] = []
+        self.firsts: list[float] = []
+        self.took_ms: list[float] = []
+
+    def line(self, name: str, base: Found) -> str:
+        ratios = [100 * mine / slicing for mine, slicing in zip(self.rates, base.rates, strict=True)]
+        low, high = bootstrap(ratios, statistics.median)
+        tails = ", ".join(f"p{percent} {percentile(self.took_ms, percent):.2f}" for percent in (50, 90, 99))
+        return (
+            f"{name:14} {statistics.median(self.rates):9.1f}/s  {statistics.median(ratios):6.1f} % ({low:.1f} to "
+            f"{high:.1f}, least {min(ratios):.1f})  {tails} ms  first program {statistics.median(self.firsts):.2f} %"
+        )
+
+
+def measure(
+    stage: Stage, gpu: int, ways: dict[str, list[Sharer]], periods: dict[str, int], rounds: int, seconds: float
+) -> None:
+    found = {way: Found() for way in ways}
+    for turn in range(rounds + 1):
+        for way in list(ways)[:: -1 if turn % 2 else 1]:
+            node = ways[way][0].node
+            if way in periods and node is not None:
+                with ControlLink(node.control_socket) as link:
+                    link.set_gpu(str(gpu), period_ns=periods[way])
+            results = stage.window(ways[way], seconds, samples=True).results
+            if turn:
+                rates = [result["units_per_second"] for result in results]
+                found[way].rates.append(sum(rates))
+                found[way].firsts.append(100 * rates[0] / sum(rates))
+                found[way].took_ms += itertools.chain.from_iterable(result["samples_ms"] for result in results)
+    for way, one in found.items():
+        print(one.line(way, found[SLICING]), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    Ground.add_options(parser)
+    parser.add_argument("--work", choices=WORKS, required=True)
+    parser.add_argument("--sm", type=float, nargs="+", required=True, metavar="PERCENT", help="of each program's vGPU")
+    parser.add_argument("--periods", nargs="*", default=[], metavar="TIME", help="as of `vgpuctl gpu set --period`")
+    parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--seconds", type=float, default=2.5, help="of each turn")
+    options = parser.parse_args()
+    with Ground(options.simulate, options.gpu) as ground, Stage(ground) as stage:
+        plain = [stage.plain(options.work) for _ in options.sm]
+        ours = [stage.vgpu("temporal", options.work, percent, memory="6G") for percent in options.sm]
+        stage.ready()
+        ways = {SLICING: plain, **dict.fromkeys(options.periods or [USUAL], ours)}
+        periods = {period: parse_duration_ns(period) for period in options.periods}
+        measure(stage, options.gpu, ways, periods, options.rounds, options.seconds)
+
+
+if __name__ == "__main__":
+    main()
