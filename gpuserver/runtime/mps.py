@@ -13,10 +13,13 @@ from typing import Final
 
 import trio
 
+from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.mps import MpsDaemon, MpsLook
-from vgpu.errors import VgpuError
+from gpuserver.device.nvml import GpuFacts
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.loggers import get_logger
+from vgpu.protocol.messages import ModeChoice
 from vgpu.units import counted
 
 log = get_logger(__name__)
@@ -25,6 +28,23 @@ LOOK_S: Final = 1.0
 
 Tell = Callable[[EventType, str], None]
 """What kind of event, and what happened."""
+
+
+def enter_mode(daemon: MpsDaemon, facts: GpuFacts, choice: ModeChoice) -> tuple[Mode, str]:
+    """Start or stop the MPS daemon for ``choice``; the mode that the GPU is in then, and why. ``VgpuError`` (mode):
+    ``choice`` is spatial, and MPS does not start."""
+    if choice == "temporal":
+        daemon.stop()
+        return Mode.TEMPORAL, "asked for"
+    try:
+        if facts.sm_count <= 0:
+            raise VgpuError(ErrorCode.MODE, "this driver does not tell how many SMs the GPU has")
+        daemon.start()
+    except VgpuError as error:
+        if choice == "spatial":
+            raise
+        return Mode.TEMPORAL, f"auto: {error.message}"
+    return Mode.SPATIAL, "asked for" if choice == "spatial" else "auto: the MPS daemon runs"
 
 
 class MpsWatch:

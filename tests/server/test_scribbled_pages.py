@@ -128,11 +128,11 @@ def record(vgpu: Vgpu) -> None:
         hear=lambda: None,
         period_ns=1,
     )
-    server = SimpleNamespace(
+    state = SimpleNamespace(
         vgpus={vgpu.record.vgpu_id: vgpu}, facts=FACTS, tokens=tokens, mode=Mode.TEMPORAL, generation=1
     )
-    server.settings = SimpleNamespace(simulated=True)
-    recording = _Recording(cast(Any, server), 1, work=True)
+    state.settings = SimpleNamespace(simulated=True)
+    recording = _Recording(cast(Any, state), 1, work=True)
     for _ in range(3):
         recording._read_up_to.clear()
         recording._look()
