@@ -10,13 +10,13 @@ import trio
 
 from gpuserver.core.admission.partition import SM_STEP
 from gpuserver.device.nvml import NvmlGpu
-from gpuserver.runtime.brokers import ADMIT_S
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.migration import Migration
-from gpuserver.runtime.readings import SAMPLE_S
-from gpuserver.runtime.removal import Removal
+from gpuserver.runtime.lifecycle.brokers import ADMIT_S
+from gpuserver.runtime.lifecycle.migration import Migration
+from gpuserver.runtime.lifecycle.removal import Removal
+from gpuserver.runtime.memory.swapping import Swapping
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.rates import SAMPLE_S
 from gpuserver.runtime.state import GpuState
-from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType

@@ -1,4 +1,4 @@
-"""One GPU Server: the wiring of its services, and its lifetime. ``control.py`` answers requests.
+"""One GPU Server: the wiring of its services, and its lifetime. ``api/control.py`` answers requests.
 
 The server makes, in this order: the lock of its directory, NVML, the journal, the relay page, the dispatcher's thread,
 the vGPUs with their pages, and the socket. It gives them up in the reverse order. Brokers and processes outlive the
@@ -26,23 +26,23 @@ from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy, with_period
 from gpuserver.core.states.migration import Step
 from gpuserver.device.mps import MpsDaemon
 from gpuserver.device.nvml import NvmlGpu
-from gpuserver.runtime.brokers import Brokers, find_broker
-from gpuserver.runtime.control import Control
-from gpuserver.runtime.creation import Creations
-from gpuserver.runtime.dozing import Dozing
-from gpuserver.runtime.gangs import GangLinks
+from gpuserver.runtime.api.control import Control
 from gpuserver.runtime.housekeeping import Housekeeping
 from gpuserver.runtime.journal import Journal, ServerRow
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.migration import Migration
+from gpuserver.runtime.leases.gangs import GangLinks
+from gpuserver.runtime.leases.tokens import TokenLoop
+from gpuserver.runtime.lifecycle.brokers import Brokers, find_broker
+from gpuserver.runtime.lifecycle.creation import Creations
+from gpuserver.runtime.lifecycle.dozing import Dozing
+from gpuserver.runtime.lifecycle.migration import Migration
+from gpuserver.runtime.lifecycle.removal import Removal
+from gpuserver.runtime.lifecycle.reports import BrokerReports
+from gpuserver.runtime.lifecycle.suspension import Suspension
+from gpuserver.runtime.memory.swapping import Swapping
+from gpuserver.runtime.memory.unmanaged import UnmanagedWatch
+from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.mps import MpsWatch, enter_mode
-from gpuserver.runtime.removal import Removal
-from gpuserver.runtime.reports import BrokerReports
 from gpuserver.runtime.state import GpuState, Settings, require_descriptors
-from gpuserver.runtime.suspension import Suspension
-from gpuserver.runtime.swapping import Swapping
-from gpuserver.runtime.tokens import TokenLoop
-from gpuserver.runtime.unmanaged import UnmanagedWatch
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.event_types import EventType
 from vgpu.identity import Process

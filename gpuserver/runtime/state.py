@@ -24,11 +24,11 @@ from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.device.mps import MpsDaemon
 from gpuserver.device.nvml import Activity, GpuFacts
 from gpuserver.runtime.events import EventFeed
-from gpuserver.runtime.gangs import GangLinks
 from gpuserver.runtime.journal import Journal, ServerRow
+from gpuserver.runtime.leases.gangs import GangLinks
+from gpuserver.runtime.leases.tokens import TokenLoop
 from gpuserver.runtime.names import link_name
-from gpuserver.runtime.readings import RateWindow
-from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.rates import RateWindow
 from gpuserver.runtime.vgpus import Vgpu, new_grants
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType

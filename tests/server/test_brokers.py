@@ -13,8 +13,8 @@ from typing import Any, cast
 import pytest
 import trio
 
-from gpuserver.runtime import brokers
-from gpuserver.runtime.brokers import Brokers
+from gpuserver.runtime.lifecycle import brokers
+from gpuserver.runtime.lifecycle.brokers import Brokers
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.identity import Process
 from vgpu.limits import DEFAULT_LIMITS

@@ -16,9 +16,9 @@ import trio.testing
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry, VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState, Mode
 from gpuserver.core.states.migration import AT_REST, MigrationState
-from gpuserver.runtime import migration
-from gpuserver.runtime.creation import Creations
-from gpuserver.runtime.migration import Migration
+from gpuserver.runtime.lifecycle import migration
+from gpuserver.runtime.lifecycle.creation import Creations
+from gpuserver.runtime.lifecycle.migration import Migration
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process

@@ -26,17 +26,17 @@ from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.observe.usage import Turns, Usage
 from gpuserver.core.scheduler.leases import Mode, ServiceTotals
 from gpuserver.device.nvml import GpuFacts, MemoryUse
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.readings import (
+from gpuserver.runtime.api.readings import (
     GpuPlace,
-    Rates,
     process_reading,
     seen_of,
     statement_of,
     vgpu_reading,
     warnings_on,
 )
-from gpuserver.runtime.tracing import _Recording
+from gpuserver.runtime.api.tracing import _Recording
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.rates import Rates
 from gpuserver.runtime.vgpus import Vgpu, new_grants
 from vgpu.identity import Member, Process
 from vgpu.protocol.codec import encode

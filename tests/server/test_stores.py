@@ -15,10 +15,10 @@ import trio
 from cython_ext.nativememory import STORE_HEADER_BYTES, Blocks
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from gpuserver.core.states.residency import HostMemory
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.reports import BrokerReports
+from gpuserver.runtime.lifecycle.reports import BrokerReports
+from gpuserver.runtime.memory.stores import SWEEP_MOST, USED_UP, Stores
+from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.state import GpuState
-from gpuserver.runtime.stores import SWEEP_MOST, USED_UP, Stores
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.identity import Process
 from vgpu.protocol.broker import Reaped

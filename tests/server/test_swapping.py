@@ -17,9 +17,9 @@ from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
 from gpuserver.core.scheduler.leases import Priority, VgpuIndex
 from gpuserver.core.states.migration import AT_REST
 from gpuserver.core.states.residency import HostMemory
-from gpuserver.runtime import places, swapping
-from gpuserver.runtime.stores import Stores
-from gpuserver.runtime.swapping import Swapping
+from gpuserver.runtime.memory import places, swapping
+from gpuserver.runtime.memory.stores import Stores
+from gpuserver.runtime.memory.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
 from tests.tiers import slow
 from vgpu.identity import Process

@@ -18,11 +18,11 @@ from gpuserver.core.admission.origin import Origin
 from gpuserver.core.admission.registry import Owner, VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState, Mode
 from gpuserver.core.states.migration import MigrationState
-from gpuserver.runtime.brokers import Brokers, find_broker
-from gpuserver.runtime.creation import Creations
-from gpuserver.runtime.removal import Removal
+from gpuserver.runtime.lifecycle.brokers import Brokers, find_broker
+from gpuserver.runtime.lifecycle.creation import Creations
+from gpuserver.runtime.lifecycle.removal import Removal
+from gpuserver.runtime.lifecycle.suspension import Suspension, away
 from gpuserver.runtime.state import GpuState, unwritten
-from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType

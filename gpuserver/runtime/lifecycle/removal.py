@@ -9,11 +9,11 @@ from typing import Final
 import trio
 
 from gpuserver.device.pidfd import send
-from gpuserver.runtime.brokers import Brokers
-from gpuserver.runtime.memory import MemoryWatch
+from gpuserver.runtime.lifecycle.brokers import Brokers
+from gpuserver.runtime.lifecycle.suspension import Suspension, away
+from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.names import unlink_name
 from gpuserver.runtime.state import GpuState
-from gpuserver.runtime.suspension import Suspension, away
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType

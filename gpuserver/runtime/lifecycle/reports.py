@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpuserver.runtime.memory import MemoryWatch
+from gpuserver.runtime.memory.stores import Stores
+from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.state import GpuState
-from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.vgpus import Planned, Vgpu
 from vgpu.event_types import EventType
 from vgpu.identity import Member, Process

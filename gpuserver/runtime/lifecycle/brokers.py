@@ -18,12 +18,12 @@ import trio
 from cython_ext.page import PageError
 from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.pidfd import send
-from gpuserver.runtime.description import describe, kept_places
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.reports import BrokerReports
+from gpuserver.runtime.lifecycle.description import describe, kept_places
+from gpuserver.runtime.lifecycle.reports import BrokerReports
+from gpuserver.runtime.lifecycle.template import BrokerTemplate, Order, start_broker
+from gpuserver.runtime.memory.stores import Stores
+from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.state import GpuState
-from gpuserver.runtime.stores import Stores
-from gpuserver.runtime.template import BrokerTemplate, Order, start_broker
 from gpuserver.runtime.vgpus import NO_PROCESS, NOT_PLANNED, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType

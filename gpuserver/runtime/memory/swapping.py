@@ -28,10 +28,10 @@ from gpuserver.core.states.residency import (
     spare_bytes,
     usable_bytes,
 )
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.places import Answer, Shortage, SwapState
+from gpuserver.runtime.memory.places import Answer, Shortage, SwapState
+from gpuserver.runtime.memory.stores import Stores
+from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.state import GpuState
-from gpuserver.runtime.stores import Stores
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.event_types import EventType
 from vgpu.identity import Process

@@ -16,12 +16,12 @@ import trio
 
 from gpuserver.core.admission.origin import CLAIM_S, NO_ASKER, Fate, Origin
 from gpuserver.core.admission.registry import Owner
-from gpuserver.runtime.brokers import ADMIT_S, Brokers
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.removal import Removal
+from gpuserver.runtime.lifecycle.brokers import ADMIT_S, Brokers
+from gpuserver.runtime.lifecycle.removal import Removal
+from gpuserver.runtime.lifecycle.suspension import Suspension
+from gpuserver.runtime.memory.swapping import Swapping
+from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.state import GpuState, unwritten
-from gpuserver.runtime.suspension import Suspension
-from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType

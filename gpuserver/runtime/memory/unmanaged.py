@@ -17,7 +17,7 @@ from typing import Final
 import trio
 
 from gpuserver.core.observe.unmanaged import Respond, Response, Sighting, Unmanaged
-from gpuserver.runtime.outside import UnmanagedProcess, parent_of
+from gpuserver.runtime.memory.outside import UnmanagedProcess, parent_of
 from gpuserver.runtime.state import GpuState
 from vgpu.event_types import EventType
 from vgpu.identity import Process

@@ -7,8 +7,8 @@ round. Either may be asked again. Which processes are meant its broker says, whi
 journal, which has it from the broker; the page that they share is a tenant's word. Each is reached through a pidfd,
 once its start time and its user were looked at behind that (gpuserver/device/pidfd.py).
 
-One that *dozes* (gpuserver/runtime/dozing.py) was suspended by its server because nobody used it. What it was promised
-it keeps, new programs are let in, and it comes back as soon as one of its programs wants the GPU.
+The server itself suspends a vGPU that is idle: such a vGPU *dozes* (gpuserver/runtime/lifecycle/dozing.py). It keeps
+its promises, its broker admits new programs, and it comes back as soon as one of its programs wants the GPU.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ import trio
 from client_hook import interpreter
 from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.pidfd import Target, opened
-from gpuserver.runtime.brokers import Brokers
-from gpuserver.runtime.memory import MemoryWatch
+from gpuserver.runtime.lifecycle.brokers import Brokers
+from gpuserver.runtime.memory.swapping import Swapping
+from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.state import GpuState
-from gpuserver.runtime.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType

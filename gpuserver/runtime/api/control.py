@@ -14,16 +14,8 @@ from gpuserver.core.admission.registry import Owner
 from gpuserver.core.observe.usage import Turns, advise
 from gpuserver.core.scheduler.interface import make_scheduler
 from gpuserver.core.scheduler.leases import AccountSnapshot, Mode
-from gpuserver.runtime.brokers import Brokers
-from gpuserver.runtime.creation import Creations, Held, summary
-from gpuserver.runtime.links import LinkErrors
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.migration import Migration
-from gpuserver.runtime.mps import MpsWatch, enter_mode
-from gpuserver.runtime.names import link_name, unlink_name
-from gpuserver.runtime.readings import (
+from gpuserver.runtime.api.readings import (
     GpuPlace,
-    Rates,
     notes_on,
     outside_process,
     process_reading,
@@ -32,11 +24,19 @@ from gpuserver.runtime.readings import (
     vgpu_reading,
     warnings_on,
 )
-from gpuserver.runtime.removal import Removal
+from gpuserver.runtime.api.tracing import Tracing
+from gpuserver.runtime.lifecycle.brokers import Brokers
+from gpuserver.runtime.lifecycle.creation import Creations, Held, summary
+from gpuserver.runtime.lifecycle.migration import Migration
+from gpuserver.runtime.lifecycle.removal import Removal
+from gpuserver.runtime.lifecycle.suspension import Suspension, away
+from gpuserver.runtime.links import LinkErrors
+from gpuserver.runtime.memory.swapping import Swapping
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.mps import MpsWatch, enter_mode
+from gpuserver.runtime.names import link_name, unlink_name
+from gpuserver.runtime.rates import Rates
 from gpuserver.runtime.state import GpuState, Settings, unwritten
-from gpuserver.runtime.suspension import Suspension, away
-from gpuserver.runtime.swapping import Swapping
-from gpuserver.runtime.tracing import Tracing
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.event_types import EventType

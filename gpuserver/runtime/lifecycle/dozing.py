@@ -14,8 +14,8 @@ from typing import Final
 import trio
 
 from gpuserver.core.states.idle import IdleState, Step, decide
+from gpuserver.runtime.lifecycle.suspension import Suspension
 from gpuserver.runtime.state import GpuState
-from gpuserver.runtime.suspension import Suspension
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
