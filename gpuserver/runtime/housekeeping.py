@@ -1,5 +1,5 @@
-"""What a GPU Server does regularly: looks at rates, refusals and SMs, divides what it lends, writes the journal, ends
-vGPUs whose time is up."""
+"""The regular work of a GPU Server. It samples rates, records refusals, compares SMs and divides the memory it lends.
+It also writes the journal, and removes vGPUs whose time is up."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Housekeeping:
             nursery.start_soon(self._sample)
 
     def _compare_sms(self, vgpu: Vgpu) -> None:
-        """Say so, once for each process, where MPS gave another number of SMs than was planned."""
+        """Record, once for each process, that MPS gave another number of SMs than was planned."""
         if vgpu.record.partition is None:
             return
         state, alive = self._state, vgpu.alive
@@ -109,11 +109,11 @@ class Housekeeping:
                 state.nursery.cancel_scope.cancel()
 
     async def _expire(self, vgpu: Vgpu) -> None:
-        with suppress(VgpuError):  # somebody removes it already, or has to be asked before
+        with suppress(VgpuError):  # it is being removed already, or its source GPU has to answer first
             await self._migration.release(vgpu)
             await self._removal.remove(vgpu, EventType.EXPIRED, f"{vgpu.record.vgpu_id} has reached its time to live")
 
 
 def is_being_made(vgpu: Vgpu) -> bool:
-    """Whoever asked for it waits for its broker: it neither leaves nor fails before that has been answered."""
+    """Its client still waits for the broker: until that is answered, the vGPU does not expire."""
     return not vgpu.admits.is_set() and time.time_ns() < vgpu.record.created_unix_ns + int(ADMIT_S * 1e9)

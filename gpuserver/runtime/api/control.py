@@ -1,5 +1,5 @@
-"""What may be asked of a GPU Server, and the links on which it is asked. Only the server's own user reaches its socket;
-whom the node asks for is what the kernel told the node."""
+"""The requests that a GPU Server answers, and their links. Only the server's own user reaches its socket. The uid of a
+request is the one that the kernel told the node."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ class Control:
             except LinkErrors as error:
                 log.info("link closed", pid=peer.process.pid, uid=peer.uid, reason=_reason(error))
             except Exception:
-                # Our own fault, but one link's: the GPU is still shared by everybody else.
+                # An error of this server ends one link. The GPU is still shared over the others.
                 log.exception("link failed", pid=peer.process.pid, uid=peer.uid)
 
     async def _serve_requests(self, link: MessageStream) -> None:
@@ -226,7 +226,7 @@ class Control:
             case _:
                 raise VgpuError(ErrorCode.INVALID, f"{forward.request.op} is asked of the node, not of a GPU")
 
-    # --- who may
+    # --- permission
 
     def _known(self, vgpu_id: str) -> Vgpu:
         vgpu = self._state.vgpus.get(vgpu_id)
@@ -332,7 +332,7 @@ class Control:
             self._check_mode(wanted)
             mode, reason = await trio.to_thread.run_sync(enter_mode, state.daemon, state.facts, choice)
             try:
-                self._check_mode(mode)  # somebody may have come meanwhile
+                self._check_mode(mode)  # a process may have attached meanwhile
             except VgpuError:
                 back: ModeChoice = "spatial" if state.mode is Mode.SPATIAL else "temporal"
                 await trio.to_thread.run_sync(enter_mode, state.daemon, state.facts, back)

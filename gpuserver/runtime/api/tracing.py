@@ -1,8 +1,8 @@
-"""Recordings of what happens on the GPU, for whoever asked (``vgpuctl trace``). Nothing here exists while nobody does.
+"""Recordings of what happens on the GPU, for ``vgpuctl trace``. Nothing here exists while no client records.
 
 A recording has a recorder beside the scheduler and reads the rings in the activity pages
-(``cython_ext/logic/trace.pxd``) every ``READ_S``. It is forgotten in the moment in which its link ends. What it keeps
-is bounded: who takes its chunks too slowly loses events, and is told how many.
+(``cython_ext/logic/trace.pxd``) every ``READ_S``. It ends with its link. It keeps a bounded number of events: a client
+that reads too slowly loses some, and gets their number.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ class _Recording:
                 if record is not None:
                     self._recorder.add(record)
 
-    # --- who is who
+    # --- names
 
     def _gpu(self) -> TracedGpu:
         state = self._state

@@ -1,7 +1,7 @@
-"""The brokers of one GPU: started, found again, restarted, and talked to.
+"""The brokers of one GPU: this module starts them, finds them again, restarts them, and serves their links.
 
-A broker is a process of its own session: it outlives this server. After a restart whoever listens at a vGPU's door is
-its broker; it will knock within a second, bringing the activity page, and is watched like one of our own.
+A broker is a process of its own session, and outlives the GPU Server. After a restart of the server, the process that
+listens on a vGPU's socket is its broker. It connects within a second and brings the activity page.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ class Brokers:
 
     async def _start(self, vgpu: Vgpu) -> None:
         if vgpu.activity is None:
-            # Nobody brought a page and nobody is left who could: what processes there were begin anew.
+            # The last broker took the page with it. Processes that are left attach anew.
             vgpu.make_activity()
         vgpu_id = vgpu.record.vgpu_id
         door = self._paths.broker_socket(vgpu_id)
@@ -163,14 +163,14 @@ class Brokers:
         new.replace(link)
 
     def let_go(self, vgpu: Vgpu) -> None:
-        """It is to be another server's: nobody here starts a broker for it, or listens to one."""
+        """Leave the vGPU's broker to another server: end its link and the task that keeps it alive."""
         if vgpu.keeper_scope is not None:
             vgpu.keeper_scope.cancel()
         if vgpu.link is not None:
             vgpu.link.close()
 
     async def bury(self, broker: Process) -> None:
-        """It is another server's, but a child of this one perhaps."""
+        """Wait for the end of a broker that another server has, and that may be a child of this one."""
         with suppress(ProcessLookupError, ChildProcessError):
             pidfd = os.pidfd_open(broker.pid)
             try:
@@ -219,7 +219,7 @@ class Brokers:
         vgpu = self._state.vgpus.get(register.vgpu_id)
         if vgpu is not None and vgpu.passage.leaving is not None:
             close_aside(descriptors)
-            await trio.sleep(AWAY_S)  # it asks again, and then perhaps whoever has it
+            await trio.sleep(AWAY_S)  # the broker connects again, then perhaps to the other server
             return
         if vgpu is None or vgpu.broker != process:
             # Of a vGPU that is gone, or started by a server that died before it had a door: another took its place.

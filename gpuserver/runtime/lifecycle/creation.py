@@ -1,5 +1,5 @@
-"""vGPUs are made here, for askers that may leave: what no client will receive goes again, and so does what was made for
-a process that has ended. ``gpuserver.core.admission.origin`` decides.
+"""Creation of vGPUs for clients that may leave. A vGPU that no client will receive is taken back, and so is one whose
+process has ended. ``gpuserver.core.admission.origin`` decides.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Creations:
 
     async def create(self, create: Create, owner: Owner, asker: Process, held: Held) -> Vgpu:
         """Admitted. The same request id from the same user gives the same vGPU. Errors: of ``Registry.create``."""
-        await self._memory.refresh()  # first: nothing may come between the look for it and the admission
+        await self._memory.refresh()  # first: no task may run between the check for the request and the admission
         vgpu = await self.asked_before(owner.uid, create.request_id)
         if vgpu is None:
             vgpu = self._admit(create, owner, asker)

@@ -1,4 +1,4 @@
-"""Suspends vGPUs that nobody uses, and brings them back (--idle-suspend): the shell of ``gpuserver.core.states.idle``.
+"""Suspends vGPUs that are idle, and brings them back (--idle-suspend): the shell of ``gpuserver.core.states.idle``.
 
 The hook of an idle-suspended program reports that it wants the GPU (cython_ext/hook/gate/monitor_thread.pyx): a thread
 waits for a lease, or for swapped memory, or is in the driver, which a checkpointed process does not leave. Calls that
@@ -23,7 +23,7 @@ from vgpu.identity import Process
 
 LOOK_S: Final = 0.05
 NEWS_S: Final = 0.5
-"""Where nobody is to be suspended when idle: so long until the first one that shall be is noticed."""
+"""Without a vGPU that has --idle-suspend: how long until the first one is noticed."""
 COUNT_NS: Final = 1_000_000_000
 Counts = dict[Process, tuple[int, int, int]]
 

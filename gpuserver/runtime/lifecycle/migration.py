@@ -40,13 +40,13 @@ BROKER_S: Final = 12.0
 AGAIN_S: Final = 0.2
 RELEASE_S: Final = 1.0
 PATIENCE_S: Final = 30.0
-"""So long whoever asked waits for a server that does not answer; the vGPU moves all the same, when that one does."""
+"""How long the client waits for a server that does not answer. The vGPU moves once that server answers."""
 _BOOK: Final = TypeAdapter(AccountState)
 NO_ANSWER: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT})
 
 
 class Migration:
-    """``leave`` here, ``arrive`` there."""
+    """``leave`` runs on the source GPU, ``arrive`` on the target."""
 
     def __init__(
         self, state: GpuState, suspension: Suspension, brokers: Brokers, creations: Creations, removal: Removal
@@ -191,8 +191,8 @@ class Migration:
     # --- where it comes to be
 
     async def arrive(self, arriving: MigrateIn) -> Arrival:
-        """From the answer on it belongs here, whatever anybody remembers. Errors: as for ``create``; ``mode``;
-        ``in-use`` for programs that were begun on another kind of GPU; ``unavailable`` while it is not written down."""
+        """Take a vGPU of another GPU. With the answer it belongs to this one. Errors: as for ``create``; ``mode``;
+        ``in-use`` for programs that began on another kind of GPU; ``unavailable`` until the journal has it."""
         state = self._state
         if arriving.vgpu not in state.vgpus:
             self._check_kind(arriving)
@@ -204,8 +204,8 @@ class Migration:
         vgpu = state.vgpus.get(arriving.vgpu)
         with trio.move_on_after(BROKER_S):
             if vgpu is not None:
-                await vgpu.admits.wait()  # then nobody writes into the other GPU's pages any more
-        if vgpu is not None and not vgpu.written:  # whoever asked before is still at it, or has taken it back
+                await vgpu.admits.wait()  # then no broker writes into the other GPU's pages
+        if vgpu is not None and not vgpu.written:  # an earlier request still writes it, or has undone it
             text = f"{arriving.vgpu} is not in the journal of GPU {state.facts.index} yet"
             raise VgpuError(ErrorCode.UNAVAILABLE, text, "try again in a moment")
         return Arrival()
@@ -263,14 +263,14 @@ class Migration:
         state.record_event(EventType.MIGRATED, vgpu, text + counted(len(programs), "program"), source=arriving.source)
 
     async def be_released(self, vgpu: Vgpu) -> None:
-        """As soon as where it came from has forgotten it: that GPU's server need not be there for ever."""
+        """Ask the source GPU until it has forgotten the vGPU. Its server may end for good after that."""
         while vgpu.passage.came_from is not None and not vgpu.removed.is_set():
             await trio.sleep(RELEASE_S)
             with suppress(VgpuError):
                 await self.release(vgpu)
 
     async def release(self, vgpu: Vgpu) -> None:
-        """Make sure that where it came from nobody remembers it. ``unavailable``: nobody there can say."""
+        """Make sure that the source GPU has forgotten the vGPU. ``unavailable``: its server does not answer."""
         source = vgpu.passage.came_from
         if source is None:
             return

@@ -1,11 +1,11 @@
-"""Suspending a vGPU: its programs stand still, and what they have on the GPU goes to the host's memory, until it is
-resumed. By the driver's checkpoints of whole processes (gpuserver/device/checkpoint.py), in temporal mode.
+"""Suspending a vGPU: its programs stand still, and their GPU memory goes to the host, until the vGPU is resumed. The
+driver checkpoints whole processes (gpuserver/device/checkpoint.py), in temporal mode.
 
-In the order in which a crash leaves nothing worse than a vGPU that is suspended although its programs run: it gets no
-lease any more, new programs are turned away, the journal says so, and then the driver is asked. Back the other way
-round. Either may be asked again. Which processes are meant its broker says, which has it from the kernel, or the
-journal, which has it from the broker; the page that they share is a tenant's word. Each is reached through a pidfd,
-once its start time and its user were looked at behind that (gpuserver/device/pidfd.py).
+Suspending has four steps: the leases end, the broker refuses new programs, the journal is written, the driver acts.
+Resuming takes them in reverse. A crash leaves at worst a suspended vGPU whose programs run, and each step can repeat.
+The broker lists the processes, as the kernel reported them; without a broker the journal does. The page that the
+processes share is a tenant's word. The server reaches each process through a pidfd, after it has compared start time
+and user (gpuserver/device/pidfd.py).
 
 The server itself suspends a vGPU that is idle: such a vGPU *dozes* (gpuserver/runtime/lifecycle/dozing.py). It keeps
 its promises, its broker admits new programs, and it comes back as soon as one of its programs wants the GPU.
@@ -41,7 +41,7 @@ from vgpu.units import counted, format_bytes, format_duration
 
 BROKER_S: Final = 10.0
 ROUNDS: Final = 3
-"""A program that was let in just before the broker heard of the suspension is found with the next one."""
+"""The next round finds a program that the broker admitted just before it got the message."""
 _NOT_FOR_THE_DRIVER: Final = frozenset({"LD_PRELOAD", "VGPU_ID", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})
 
 
@@ -84,18 +84,18 @@ class Suspension:
         if not dozing:
             await self.halt(vgpu)
             return
-        await self._tell(vgpu)
+        await self._publish(vgpu)
         try:
             await self.halt(vgpu)
         except VgpuError:
             vgpu.dozing = dozing
-            await self._tell(vgpu)
+            await self._publish(vgpu)
             raise
         text = f"{vgpu.record.vgpu_id} was dozing, and stays suspended until it is resumed"
         self._state.record_event(EventType.SUSPENDED, vgpu, text)
 
     async def doze(self, vgpu: Vgpu) -> None:
-        """As ``suspend``, until one of its programs wants the GPU. The caller has its turn."""
+        """As ``suspend``, until one of its programs wants the GPU. The caller holds ``lifecycle_lock``."""
         self.check(vgpu)
         vgpu.dozing = tuple(await self.processes(vgpu))
         if vgpu.dozing:
@@ -108,8 +108,8 @@ class Suspension:
             vgpu.suspend_error = (await self._ask_driver("probe", vgpu, ())).reason
 
     async def halt(self, vgpu: Vgpu) -> None:
-        """Its programs stand still, out of the GPU; what it was promised it keeps. One that does already is made sure
-        of: whoever resumed it may have been killed half-way. The caller has its turn. Errors as ``suspend``."""
+        """Suspend the programs; the vGPU keeps its promises. One that is suspended is suspended again: the server that
+        resumed it may have died half-way. The caller holds ``lifecycle_lock``. Errors as ``suspend``."""
         state, vgpu_id = self._state, vgpu.record.vgpu_id
         if vgpu.quiesced:
             if not vgpu.swaps:
@@ -119,7 +119,7 @@ class Suspension:
         vgpu.stand_still()
         state.tokens.bench(vgpu.record.key)
         try:
-            await self._tell(vgpu)
+            await self._publish(vgpu)
             moved, seconds = await (self._swap_out(vgpu) if vgpu.swaps else self._suspend_all(vgpu))
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -137,7 +137,7 @@ class Suspension:
             await self.bring_back(vgpu)
 
     async def bring_back(self, vgpu: Vgpu) -> None:
-        """As ``resume``; the caller has its turn. One that dozes goes on doing so where it fails."""
+        """As ``resume``; the caller holds ``lifecycle_lock``. After an error, one that dozed still dozes."""
         state, vgpu_id = self._state, vgpu.record.vgpu_id
         self._check_present(vgpu)
         if not vgpu.quiesced:
@@ -173,8 +173,8 @@ class Suspension:
         return len(vgpu.present), time.monotonic() - began
 
     async def let_go(self, vgpu: Vgpu) -> None:
-        """It is being removed: its programs are to find out. Those that cannot be brought back are killed, which would
-        stand still for ever. The caller has its turn."""
+        """Resume the programs of a vGPU that is being removed, so that they see the error. Programs that cannot resume
+        are killed: they would stand still for ever. The caller holds ``lifecycle_lock``."""
         if vgpu.swaps:  # their gates fail, and wait for no memory
             vgpu.quiesced = False
             return
@@ -220,11 +220,11 @@ class Suspension:
             )
 
     async def _suspend_all(self, vgpu: Vgpu) -> tuple[int, float]:
-        """How many processes, and in how many seconds."""
+        """The number of suspended processes, and the seconds that the driver took."""
         seconds = 0.0
         moved: set[Process] = set()
         for _ in range(ROUNDS):
-            # Whoever comes while it dozes off is let in, and wakes it.
+            # A program that attaches meanwhile is admitted, and wakes an idle vGPU.
             processes = list(vgpu.dozing) or await self.processes(vgpu)
             if moved and set(processes) <= moved:
                 break
@@ -239,21 +239,21 @@ class Suspension:
                 break
         return len(moved), seconds
 
-    async def _tell(self, vgpu: Vgpu) -> None:
-        """Scheduler, gangs, broker and journal."""
+    async def _publish(self, vgpu: Vgpu) -> None:
+        """Pass the new state to the scheduler, the gangs, the broker and the journal."""
         self._state.refresh_gangs()
         self._state.apply_shares()
         await self._brokers.changed(vgpu)
         await self._state.persist()
 
     async def _go_on(self, vgpu: Vgpu) -> None:
-        """It may have leases again, unless it was removed meanwhile."""
+        """Give the vGPU leases again, unless it was removed meanwhile."""
         if vgpu.removed.is_set():
             return
         vgpu.passage = vgpu.passage.brought_back()
         vgpu.dozing, vgpu.lends_memory = (), False
         vgpu.stand_still(False)
-        await self._tell(vgpu)
+        await self._publish(vgpu)
         if not vgpu.removed.is_set() and not vgpu.swapped_out:
             self._state.tokens.unbench(vgpu.record.key, vgpu.share)
             self._memory.expect_growth()  # its contexts are back

@@ -5,8 +5,8 @@ A vGPU that leaves gets no more leases. Once its work has drained, each of its h
 their memory is and what they wait for. These are tenants' words, so the server also reads from the driver what is on
 the card. No vGPU leaves for one whose programs do not answer.
 
-A server that begins finds programs wherever the last one left them: until it has seen where, nothing moves, and nobody
-who might be away has a lease. What is suspended and not yet away, as the last server died meanwhile, is put away then.
+A new server finds programs wherever the last one left them. Until it has read where, no page moves, and a vGPU that
+may be away has no lease. A suspended vGPU that the last server had not yet put away is put away then.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from vgpu.protocol.peer import is_running, is_stopped
 from vgpu.units import counted, format_bytes
 
 LOOK_S: Final = 0.01
-PASS_S: Final = 0.002  # while somebody comes: at 50 GB/s 100 MB later
-CALM_S: Final = 0.1  # where everybody has what he wants
+PASS_S: Final = 0.002  # while a vGPU comes: at 50 GB/s 100 MB later
+CALM_S: Final = 0.1  # while each vGPU has what it wants
 ROOM_S: Final = 60.0
 STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
 STOPPED_S: Final = 0.5  # ... and where a program was stopped at every look
-ANSWER_S: Final = 1.0  # whoever has not begun to come by then is passed over
-TAKE_NS: Final = 3_000_000_000  # so is who has not taken what there is room for
+ANSWER_S: Final = 1.0  # a vGPU that has not begun to come by then is passed over
+TAKE_NS: Final = 3_000_000_000  # so is one that has not taken what there is room for
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
 AGAIN_NS: Final = 5_000_000_000  # what is not where it is to be is not looked at again before
 
@@ -86,13 +86,13 @@ class Swapping:
 
     @property
     def busy(self) -> set[int]:
-        """Users who may have programs, which have their store pinned."""
+        """The uids whose programs may have their store pinned."""
         known = {vgpu_id for vgpu_id, place in self._places.items() if place.settled}
         swapped = (vgpu for vgpu in self._state.vgpus.values() if vgpu.swaps)
         return {v.record.owner.uid for v in swapped if v.programs or v.record.vgpu_id not in known}
 
     async def make_room(self) -> None:
-        """Something was promised: wait until those who are in its way have left."""
+        """After a promise: wait until the vGPUs that are in its way have left the card."""
         with trio.move_on_after(ROOM_S):
             while self._taken_bytes > max(0, self.room_bytes):  # noqa: ASYNC110  a page tells nobody that it has changed
                 await trio.sleep(LOOK_S)
@@ -108,8 +108,8 @@ class Swapping:
 
     @property
     def _lent_bytes(self) -> int:
-        """What those who doze were promised: they may want it back at any moment, and what is swapped can be moved out
-        of their way. Not for new allocations, of which nobody knows that; so not while anybody waits to make one."""
+        """The promises of the vGPUs that doze. Swapped memory may use them, because it can move away at any moment. A
+        new allocation cannot: while a program waits to make one, nothing is lent."""
         if any(vgpu.room_bytes for vgpu in self._swapped()):
             return 0
         return sum(vgpu.record.guaranteed_memory_bytes for vgpu in self._state.vgpus.values() if vgpu.lends_memory)
@@ -259,7 +259,7 @@ class Swapping:
         return place.answer
 
     async def _move(self, vgpu: Vgpu, place: SwapState, on_card: bool, after: Answer | None) -> None:
-        """One at a time: who is on the move, or has the turn, is barred."""
+        """One move of a vGPU at a time: while it moves, or its ``lifecycle_lock`` is held, it is barred."""
         try:
             if after is not None and not await after.comes():
                 return
@@ -302,7 +302,7 @@ class Swapping:
 
     async def put_away(self, vgpu: Vgpu) -> str:
         """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. What was
-        away in part stays so, and its programs go on trying. The caller has its turn."""
+        away in part stays so, and its programs go on trying. The caller holds ``lifecycle_lock``."""
         place, began_ns, was_away = self._place(vgpu), time.monotonic_ns(), vgpu.swapped_out
         bytes_, uid = vgpu.here_bytes, vgpu.record.owner.uid
         place.leaves = True
@@ -349,7 +349,7 @@ class Swapping:
 
     async def bring(self, vgpu: Vgpu) -> bool:
         """Its memory onto the card. False: the card has no room after all, or a program does not answer, and it is
-        away. The caller has its turn."""
+        away. The caller holds ``lifecycle_lock``."""
         place, began_ns = self._place(vgpu), time.monotonic_ns()
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):

@@ -1,7 +1,7 @@
 """Which vGPU a process belongs to that no vGPU has admitted, by /proc; and stopping or ending it.
 
-What /proc says of an environment is the program's own word. It names nobody else: whoever lies there ties only itself
-to a vGPU. A signal goes through a pidfd whose owner was read again after it was opened.
+What /proc says of an environment is the program's own word. A program that lies there ties only itself to a
+vGPU. A signal goes through a pidfd whose owner was read again after it was opened.
 """
 
 from __future__ import annotations
