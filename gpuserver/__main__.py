@@ -12,9 +12,9 @@ from gpuserver.core.observe.unmanaged import Response
 from gpuserver.device.claim import claim
 from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
 from gpuserver.device.nvml import NvmlGpu
-from gpuserver.runtime.control import Control
 from gpuserver.runtime.journal import Journal
-from gpuserver.runtime.server import GpuServer, Settings
+from gpuserver.runtime.server import GpuServer
+from gpuserver.runtime.state import Settings
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import exclusive
 from vgpu.limits import Limits
@@ -86,7 +86,7 @@ async def serve(server: GpuServer, settings: Settings) -> None:
     listener = listen(settings.paths.server_socket(settings.index), mode=0o600)
     keep_all()
     with listener:
-        await server.run(listener, Control(server).serve)
+        await server.run(listener)
 
 
 def mps_daemon(settings: Settings, uuid: str) -> MpsDaemon:

@@ -13,10 +13,13 @@ from typing import Final
 
 import trio
 
+from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.mps import MpsDaemon, MpsLook
-from vgpu.errors import VgpuError
+from gpuserver.device.nvml import GpuFacts
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.loggers import get_logger
+from vgpu.protocol.messages import ModeChoice
 from vgpu.units import counted
 
 log = get_logger(__name__)
@@ -27,10 +30,28 @@ Tell = Callable[[EventType, str], None]
 """What kind of event, and what happened."""
 
 
-class MpsWatch:
-    """``attached``: how many processes there are now. ``turn``: held by whoever starts or stops the daemon.
+def enter_mode(daemon: MpsDaemon, facts: GpuFacts, choice: ModeChoice) -> tuple[Mode, str]:
+    """Start or stop the MPS daemon for ``choice``; the mode that the GPU is in then, and why. ``VgpuError`` (mode):
+    ``choice`` is spatial, and MPS does not start."""
+    if choice == "temporal":
+        daemon.stop()
+        return Mode.TEMPORAL, "asked for"
+    try:
+        if facts.sm_count <= 0:
+            raise VgpuError(ErrorCode.MODE, "this driver does not tell how many SMs the GPU has")
+        daemon.start()
+    except VgpuError as error:
+        if choice == "spatial":
+            raise
+        return Mode.TEMPORAL, f"auto: {error.message}"
+    return Mode.SPATIAL, "asked for" if choice == "spatial" else "auto: the MPS daemon runs"
 
-    ``pid`` None: there is none; ``reason`` then says why, if it was tried to start one.
+
+class MpsWatch:
+    """``attached``: how many processes there are now. The task that starts or stops the daemon holds
+    ``lifecycle_lock``.
+
+    ``pid`` None: no daemon runs. ``reason``: why the last start failed.
     """
 
     def __init__(self, daemon: MpsDaemon, attached: Callable[[], int], tell: Tell) -> None:
@@ -59,13 +80,13 @@ class MpsWatch:
             await trio.sleep(LOOK_S)
 
     async def stop(self) -> None:
-        """For good: nobody is attached, and nobody looks after it any more."""
+        """Stop the daemon for good. No process is attached, and the watch ends."""
         async with self.lifecycle_lock:
             await trio.to_thread.run_sync(self._daemon.stop, abandon_on_cancel=True)
             self._stopped = True
 
     async def look(self) -> None:
-        # Who was there at the last look, too: by now the end of MPS may have ended them.
+        # The processes of the last look count, too: the end of MPS may have ended them.
         before, present = self._seen, self._attached()
         attached, self._present = max(present, self._present), present
         now = await trio.to_thread.run_sync(lambda: self._daemon.look(serving=attached > 0))
@@ -77,7 +98,7 @@ class MpsWatch:
             await self._start_again()
             return
         for server in sorted(before.servers - now.servers, key=lambda process: process.pid):
-            # Where nobody is attached any more it has only left, as it does when its last process has ended.
+            # Without an attached process the MPS server has only ended with its last process.
             if attached:
                 text = f"the MPS server (pid {server.pid}) is gone: {hit}; the daemon starts another for new ones"
                 self._tell(EventType.MPS_LOST, text)

@@ -20,8 +20,8 @@ from cython_ext.page import PageError
 from cython_ext.readings import SlotReading
 from cython_ext.relaypage import RelayPage
 from cython_ext.storepage import StorePage
-from gpuserver.runtime.memory import contradicted, implicit_bounds, implicit_by_pid, standing
-from gpuserver.runtime.outside import drift_by_pid
+from gpuserver.runtime.memory.outside import drift_by_pid
+from gpuserver.runtime.memory.watch import contradicted, implicit_bounds, implicit_by_pid, standing
 from gpuserver.runtime.vgpus import away_of, bounded
 from vgpu.protocol.broker import FROM_BROKER, TO_BROKER, Attach
 from vgpu.protocol.codec import MAX_HOOK_BYTES, Decoder, ProtocolError, encode

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from gpuserver.core.observe.unmanaged import Respond, Response, Sighting
-from gpuserver.runtime.unmanaged import respond, vgpu_of
+from gpuserver.runtime.memory.unmanaged import respond, vgpu_of
 from tests.integration.node import SimulatedNode, attachment, eventually
 from tests.sim.conftest import LIBRARIES
 from tests.tiers import slow

@@ -17,8 +17,8 @@ PRODUCT = ("gpuserver", "vgpu", "client_hook", "cython_ext")
 STARTS = {
     "client_hook/doctor.py": ["client_hook.doctor"],
     "gpuserver/device/mps.py": ["gpuserver.device.simulated_mps"],
-    "gpuserver/runtime/suspension.py": ["gpuserver.device.checkpoint"],
-    "gpuserver/runtime/template.py": ["vgpu.broker", "vgpu.broker.template"],
+    "gpuserver/runtime/lifecycle/suspension.py": ["gpuserver.device.checkpoint"],
+    "gpuserver/runtime/lifecycle/template.py": ["vgpu.broker", "vgpu.broker.template"],
     "vgpu/ctl/entry.py": ["vgpu.ctl"],
     "vgpu/ctl/node.py": ["vgpu.node"],
     "vgpu/ctl/systemd.py": ["", "vgpu.ctl"],

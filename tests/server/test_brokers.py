@@ -8,15 +8,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import trio
 
-from gpuserver.runtime import brokers
-from gpuserver.runtime.brokers import Brokers
+from gpuserver.runtime.lifecycle import brokers
+from gpuserver.runtime.lifecycle.brokers import Brokers
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.identity import Process
+from vgpu.limits import DEFAULT_LIMITS
 from vgpu.paths import NodePaths
 from vgpu.protocol.peer import start_time
 
@@ -43,10 +44,14 @@ class Played:
         )
         monkeypatch.setattr(brokers, "start_broker", self._start_broker)
         monkeypatch.setattr(brokers, "RETURN_S", 0.05)
-        books = SimpleNamespace(record_event=lambda *_: None)
-        rest = (cast(None, None),) * 4
-        last = (cast(brokers.Books, books), lambda: None)
-        self.brokers = Brokers(NodePaths(directory, directory), 0, *rest, *last)  # type: ignore[arg-type]
+        state = SimpleNamespace(
+            settings=SimpleNamespace(paths=NodePaths(directory, directory), limits=DEFAULT_LIMITS),
+            facts=SimpleNamespace(index=0),
+            record_event=lambda *_: None,
+            at_shares=[],
+        )
+        unused = cast(Any, None)
+        self.brokers = Brokers(cast(Any, state), stores=unused, reports=unused, memory=unused)
 
     async def _start_broker(self, *_: object) -> tuple[Process, int]:
         self.started.append(os.posix_spawn(self.program[0], self.program, {}))  # noqa: ASYNC221 - it is short

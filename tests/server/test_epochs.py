@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.runtime.epochs import WORDS, epoch_of, word_of
 from gpuserver.runtime.journal import EPOCH_RESERVE
+from gpuserver.runtime.leases.epochs import WORDS, epoch_of, word_of
 
 epochs = st.one_of(
     st.integers(1, 1 << 40), st.builds(lambda round_, near: round_ * WORDS + near, *[st.integers(1, 9)] * 2)

@@ -11,8 +11,8 @@ import trio
 
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
-from gpuserver.runtime.gangs import GangLinks, gang_of
-from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.leases.gangs import GangLinks, gang_of
+from gpuserver.runtime.leases.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.paths import NodePaths
 from vgpu.protocol.stream import MessageStream

@@ -16,10 +16,9 @@ import trio.testing
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry, VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState, Mode
 from gpuserver.core.states.migration import AT_REST, MigrationState
-from gpuserver.runtime import migration
-from gpuserver.runtime.creation import Creations
-from gpuserver.runtime.migration import Migration
-from gpuserver.runtime.server import GpuServer
+from gpuserver.runtime.lifecycle import migration
+from gpuserver.runtime.lifecycle.creation import Creations
+from gpuserver.runtime.lifecycle.migration import Migration
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
@@ -37,7 +36,7 @@ GRANTS = SimpleNamespace(implicit_bytes=3 << 30, total_memory_bytes=100 << 30)
 
 @dataclass
 class Server:
-    """A GPU Server as far as a migration sees it; ``done`` is what it was made to do, in order."""
+    """The state and the services of a GPU Server that a migration calls. ``done``: the calls, in their order."""
 
     index: int
     nursery: trio.Nursery
@@ -56,9 +55,9 @@ class Server:
         self.facts = SimpleNamespace(index=self.index, uuid=f"GPU-{self.index}", name="H200")
         self.settings = SimpleNamespace(paths=NodePaths(Path("/nowhere"), Path("/nowhere")))
         self.tokens = SimpleNamespace(books=lambda: {0: BOOK}, next_epoch=77)
-        self.suspension = self.brokers = self
-        self.migration = Migration(cast(GpuServer, self))
-        self.creations = Creations(cast(GpuServer, self))
+        played = cast(Any, self)
+        creations = Creations(played, memory=played, brokers=played, swapping=played, suspension=played, removal=played)
+        self.migration = Migration(played, suspension=played, brokers=played, creations=creations, removal=played)
 
     def create(self, **fields: Any) -> Vgpu:
         spec = VgpuSpec.parse(**({"sm_percent": 50, "memory_bytes": "40G"} | fields))

@@ -12,16 +12,15 @@ import pytest
 from cython_ext.readings import SlotState
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Mode, Priority, ServiceTotals
-from gpuserver.runtime import readings
-from gpuserver.runtime.readings import (
-    Rates,
-    RateWindow,
+from gpuserver.runtime.api import readings
+from gpuserver.runtime.api.readings import (
     owed_ns,
     peak_bytes,
     warnings_on,
     warnings_on_size,
     warnings_when_idle,
 )
+from gpuserver.runtime.rates import Rates, RateWindow
 from gpuserver.runtime.vgpus import Past, Vgpu
 from vgpu.identity import Member, Process
 from vgpu.spec import VgpuSpec

@@ -26,17 +26,17 @@ from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.observe.usage import Turns, Usage
 from gpuserver.core.scheduler.leases import Mode, ServiceTotals
 from gpuserver.device.nvml import GpuFacts, MemoryUse
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.readings import (
+from gpuserver.runtime.api.readings import (
     GpuPlace,
-    Rates,
     process_reading,
     seen_of,
     statement_of,
     vgpu_reading,
     warnings_on,
 )
-from gpuserver.runtime.tracing import _Recording
+from gpuserver.runtime.api.tracing import _Recording
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.rates import Rates
 from gpuserver.runtime.vgpus import Vgpu, new_grants
 from vgpu.identity import Member, Process
 from vgpu.protocol.codec import encode
@@ -128,11 +128,11 @@ def record(vgpu: Vgpu) -> None:
         hear=lambda: None,
         period_ns=1,
     )
-    server = SimpleNamespace(
+    state = SimpleNamespace(
         vgpus={vgpu.record.vgpu_id: vgpu}, facts=FACTS, tokens=tokens, mode=Mode.TEMPORAL, generation=1
     )
-    server.settings = SimpleNamespace(simulated=True)
-    recording = _Recording(cast(Any, server), 1, work=True)
+    state.settings = SimpleNamespace(simulated=True)
+    recording = _Recording(cast(Any, state), 1, work=True)
     for _ in range(3):
         recording._read_up_to.clear()
         recording._look()

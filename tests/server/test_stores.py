@@ -15,8 +15,10 @@ import trio
 from cython_ext.nativememory import STORE_HEADER_BYTES, Blocks
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from gpuserver.core.states.residency import HostMemory
-from gpuserver.runtime.server import GpuServer
-from gpuserver.runtime.stores import SWEEP_MOST, USED_UP, Stores
+from gpuserver.runtime.lifecycle.reports import BrokerReports
+from gpuserver.runtime.memory.stores import SWEEP_MOST, USED_UP, Stores
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.state import GpuState
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.identity import Process
 from vgpu.protocol.broker import Reaped
@@ -85,16 +87,16 @@ def test_who_was_replaced_under_the_same_name_loses_nothing_of_what_it_has_now(
     stores, process = Stores(SEGMENT_BYTES), program.process
     takes(stores, process)
     others = {"other": SimpleNamespace(programs=(process,) if attached else ())}
-    server = SimpleNamespace(
-        memory=SimpleNamespace(reaped=lambda vgpu, slot: process),
-        swapping=SimpleNamespace(stores=stores),
+    memory = SimpleNamespace(reaped=lambda vgpu, slot: process)
+    state = SimpleNamespace(
         vgpus=others,
         facts=SimpleNamespace(total_memory_bytes=80 << 30),
         record_event=lambda *_, **__: None,
     )
     vgpu = SimpleNamespace(members={})
     message = Reaped(slot=0, pid=process.pid, released_bytes=0)
-    GpuServer.reaped(cast(GpuServer, server), cast(Vgpu, vgpu), message)
+    reports = BrokerReports(cast(GpuState, state), cast(MemoryWatch, memory), stores)
+    reports.reaped(cast(Vgpu, vgpu), message)
     assert stores.used_bytes == (3 * STORE_BLOCK_BYTES if attached else 0)
     program.end()
     for readings in range(3):

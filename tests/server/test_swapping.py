@@ -17,9 +17,9 @@ from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
 from gpuserver.core.scheduler.leases import Priority, VgpuIndex
 from gpuserver.core.states.migration import AT_REST
 from gpuserver.core.states.residency import HostMemory
-from gpuserver.runtime import places, swapping
-from gpuserver.runtime.stores import Stores
-from gpuserver.runtime.swapping import Swapping
+from gpuserver.runtime.memory import places, swapping
+from gpuserver.runtime.memory.stores import Stores
+from gpuserver.runtime.memory.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
 from tests.tiers import slow
 from vgpu.identity import Process
@@ -124,16 +124,18 @@ class Stage:
             wants=lambda key: True,
             heard_ns=lambda key: 0,
         )
-        self.server = SimpleNamespace(
+        self.state = SimpleNamespace(
             settings=SimpleNamespace(host_memory_bytes=1 << 40),
             registry=SimpleNamespace(guaranteed_memory_bytes=0),
             facts=SimpleNamespace(total_memory_bytes=CARD),
-            memory=SimpleNamespace(outside=(), readings=1),
             record_event=lambda kind, vgpu, text, **more: self.events.append(kind),
             vgpus=vgpus,
             tokens=tokens,
+            at_enlist=[],
+            at_strike_off=[],
         )
-        self.swapping = Swapping(cast(Any, self.server))
+        memory = SimpleNamespace(outside=(), readings=1)
+        self.swapping = Swapping(cast(Any, self.state), cast(Any, memory))
         self.swapping.stores = cast(Any, SimpleNamespace(lacks=lambda *_: "", have=have, host=HostMemory()))
 
     async def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
@@ -147,7 +149,7 @@ class Stage:
 
         self.swapping._begin = begins  # type: ignore[method-assign]
         async with trio.open_nursery() as nursery:
-            self.server.nursery = nursery
+            self.state.nursery = nursery
             for vgpu in self.played:
                 self.swapping.enlist(cast(Vgpu, vgpu))
             nursery.start_soon(self.swapping.run)
@@ -302,7 +304,7 @@ def test_a_migration_that_cannot_end_stops_nobody_else(stage: Callable[..., Stag
         leaver.passage = cast(Any, SimpleNamespace(leaving=1))
         a, b = Played("a", 1), Played("b", 2, Where.AWAY)
         found = stage(a, b)
-        found.server.vgpus["leaver"] = leaver
+        found.state.vgpus["leaver"] = leaver
         await found.run(30, until=lambda: b.where is Where.RESIDENT)
         assert (b.where, a.left) == (Where.RESIDENT, 1)
 

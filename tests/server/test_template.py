@@ -14,8 +14,8 @@ import pytest
 import trio
 
 from client_hook import interpreter
-from gpuserver.runtime import template as runtime_template
-from gpuserver.runtime.template import BrokerTemplate, NoTemplateError, Order, _has_ended, start_broker
+from gpuserver.runtime.lifecycle import template as runtime_template
+from gpuserver.runtime.lifecycle.template import BrokerTemplate, NoTemplateError, Order, _has_ended, start_broker
 from vgpu.identity import Process
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.protocol.peer import is_alive, is_running

@@ -20,8 +20,8 @@ from gpuserver.core.scheduler.leases import AccountState, Share
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
-from gpuserver.runtime import tokens
-from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.leases import tokens
+from gpuserver.runtime.leases.tokens import TokenLoop
 from tests.native.stage import grants
 from vgpu.protocol.trace import LeaseRecord
 

@@ -1,4 +1,4 @@
-"""Suspends vGPUs that nobody uses, and brings them back (--idle-suspend): the shell of ``gpuserver.core.states.idle``.
+"""Suspends vGPUs that are idle, and brings them back (--idle-suspend): the shell of ``gpuserver.core.states.idle``.
 
 The hook of an idle-suspended program reports that it wants the GPU (cython_ext/hook/gate/monitor_thread.pyx): a thread
 waits for a lease, or for swapped memory, or is in the driver, which a checkpointed process does not leave. Calls that
@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from gpuserver.core.states.idle import IdleState, Step, decide
+from gpuserver.runtime.lifecycle.suspension import Suspension
+from gpuserver.runtime.state import GpuState
+from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
 
-if TYPE_CHECKING:
-    from gpuserver.runtime.server import GpuServer
-    from gpuserver.runtime.vgpus import Vgpu
-
 LOOK_S: Final = 0.05
 NEWS_S: Final = 0.5
-"""Where nobody is to be suspended when idle: so long until the first one that shall be is noticed."""
+"""Without a vGPU that has --idle-suspend: how long until the first one is noticed."""
 COUNT_NS: Final = 1_000_000_000
 Counts = dict[Process, tuple[int, int, int]]
 
@@ -42,17 +41,18 @@ class Watch:
 
 
 class Dozing:
-    """All vGPUs of ``server`` with --idle-suspend."""
+    """All vGPUs with --idle-suspend."""
 
-    def __init__(self, server: GpuServer) -> None:
-        self._server = server
+    def __init__(self, state: GpuState, suspension: Suspension) -> None:
+        self._state = state
+        self._suspension = suspension
         self._watches: dict[Vgpu, Watch] = {}
 
     async def run(self) -> None:
         while True:
-            for vgpu in list(self._server.vgpus.values()):
+            for vgpu in list(self._state.vgpus.values()):
                 self._look(vgpu)
-            self._watches = {v: w for v, w in self._watches.items() if self._server.vgpus.get(v.record.vgpu_id) is v}
+            self._watches = {v: w for v, w in self._watches.items() if self._state.vgpus.get(v.record.vgpu_id) is v}
             await trio.sleep(LOOK_S if self._watches else NEWS_S)
 
     def _look(self, vgpu: Vgpu) -> None:
@@ -69,7 +69,7 @@ class Dozing:
             and not vgpu.lifecycle_lock.locked()
             and decide(self._idle_state(vgpu, watch), now_ns) is not Step.STAY
         ):
-            self._server.nursery.start_soon(self._move, vgpu, watch)
+            self._state.nursery.start_soon(self._move, vgpu, watch)
 
     def _idle_state(self, vgpu: Vgpu, watch: Watch) -> IdleState:
         return IdleState(
@@ -86,10 +86,10 @@ class Dozing:
 
     def _wants(self, vgpu: Vgpu) -> bool:
         """One that ends wants to be let: its last calls of the driver wait for ever where it stands still."""
-        return self._server.tokens.wants(vgpu.record.key) or (vgpu.activity is not None and vgpu.activity.ends)
+        return self._state.tokens.wants(vgpu.record.key) or (vgpu.activity is not None and vgpu.activity.ends)
 
     def _note_use(self, vgpu: Vgpu, watch: Watch, now_ns: int) -> None:
-        tokens, key = self._server.tokens, vgpu.record.key
+        tokens, key = self._state.tokens, vgpu.record.key
         watch.used_ns = max(watch.used_ns, now_ns if self._wants(vgpu) else tokens.heard_ns(key))
         if now_ns >= watch.counted_ns + COUNT_NS:
             self._count(vgpu, watch, now_ns)
@@ -113,9 +113,9 @@ class Dozing:
             step = decide(self._idle_state(vgpu, watch), now_ns)
             if step is Step.STAY:
                 return
-            suspension = self._server.suspension
+            move = self._suspension.doze if step is Step.SUSPEND else self._suspension.bring_back
             try:
-                await (suspension.doze(vgpu) if step is Step.SUSPEND else suspension.bring_back(vgpu))
+                await move(vgpu)
             except VgpuError as error:
                 self._tell(vgpu, error.message)
                 watch.failures += 1
@@ -128,5 +128,5 @@ class Dozing:
     def _tell(self, vgpu: Vgpu, reason: str) -> None:
         """Once for each reason: it is tried again and again."""
         if reason != vgpu.suspend_error:
-            self._server.record_event(EventType.NOT_RESUMED if vgpu.dozing else EventType.NOT_SUSPENDED, vgpu, reason)
+            self._state.record_event(EventType.NOT_RESUMED if vgpu.dozing else EventType.NOT_SUSPENDED, vgpu, reason)
         vgpu.suspend_error = reason

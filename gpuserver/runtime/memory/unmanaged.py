@@ -1,30 +1,64 @@
 """Which vGPU a process belongs to that no vGPU has admitted, by /proc; and stopping or ending it.
 
-What /proc says of an environment is the program's own word. It names nobody else: whoever lies there ties only itself
-to a vGPU. A signal goes through a pidfd whose owner was read again after it was opened.
+What /proc says of an environment is the program's own word. A program that lies there ties only itself to a
+vGPU. A signal goes through a pidfd whose owner was read again after it was opened.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from gpuserver.core.observe.unmanaged import Respond, Response, Sighting
-from gpuserver.runtime.outside import UnmanagedProcess, parent_of
+import trio
+
+from gpuserver.core.observe.unmanaged import Respond, Response, Sighting, Unmanaged
+from gpuserver.runtime.memory.outside import UnmanagedProcess, parent_of
+from gpuserver.runtime.state import GpuState
+from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.paths import VGPU_ID, NodePaths
 from vgpu.protocol.peer import start_time
 from vgpu.spec import NAME
 from vgpu.units import format_bytes
 
+JUDGE_S: Final = 1.0
+"""At least so long between two readings of ``/proc``."""
 MOST_PARENTS: Final = 32
 MOST_ENVIRONMENT_BYTES: Final = 1 << 20
 _SIGNALS: Final = {Response.SUSPEND: signal.SIGSTOP, Response.KILL: signal.SIGKILL}
 _DONE: Final = {Response.REPORT: "nothing here limits it", Response.SUSPEND: "stopped", Response.KILL: "killed"}
+
+
+class UnmanagedWatch:
+    """``judge`` finds the programs of vGPUs that use the GPU past the hook, and acts on them."""
+
+    def __init__(self, state: GpuState) -> None:
+        self._state = state
+        self._unmanaged = Unmanaged(state.settings.unmanaged)
+        self._judged_at = float("-inf")
+
+    async def judge(self, outside: Sequence[UnmanagedProcess], inside: Mapping[int, str]) -> None:
+        """``outside``: the processes that no vGPU has admitted; ``inside``: pid → vGPU of the others. A thread reads
+        /proc, because a process that holds its memory's lock makes its readers wait."""
+        if trio.current_time() - self._judged_at < JUDGE_S:
+            return
+        self._judged_at = trio.current_time()
+        paths = self._state.settings.paths
+        seen = await trio.to_thread.run_sync(sightings, outside, inside, paths, self._sole_users())
+        for command in self._unmanaged.see(seen, time.monotonic_ns()):
+            text = await trio.to_thread.run_sync(respond, command)
+            vgpu = self._state.vgpus.get(command.sighting.vgpu_id)
+            self._state.record_event(EventType.UNMANAGED, vgpu, text, pid=command.sighting.process.pid)
+
+    def _sole_users(self) -> dict[str, int]:
+        """vGPU → owner, of the vGPUs that are shared with no group."""
+        records = [vgpu.record for vgpu in self._state.vgpus.values()]
+        return {record.vgpu_id: record.owner.uid for record in records if record.owner.share_gid < 0}
 
 
 def sightings(

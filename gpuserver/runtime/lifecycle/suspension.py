@@ -1,14 +1,14 @@
-"""Suspending a vGPU: its programs stand still, and what they have on the GPU goes to the host's memory, until it is
-resumed. By the driver's checkpoints of whole processes (gpuserver/device/checkpoint.py), in temporal mode.
+"""Suspending a vGPU: its programs stand still, and their GPU memory goes to the host, until the vGPU is resumed. The
+driver checkpoints whole processes (gpuserver/device/checkpoint.py), in temporal mode.
 
-In the order in which a crash leaves nothing worse than a vGPU that is suspended although its programs run: it gets no
-lease any more, new programs are turned away, the journal says so, and then the driver is asked. Back the other way
-round. Either may be asked again. Which processes are meant its broker says, which has it from the kernel, or the
-journal, which has it from the broker; the page that they share is a tenant's word. Each is reached through a pidfd,
-once its start time and its user were looked at behind that (gpuserver/device/pidfd.py).
+Suspending has four steps: the leases end, the broker refuses new programs, the journal is written, the driver acts.
+Resuming takes them in reverse. A crash leaves at worst a suspended vGPU whose programs run, and each step can repeat.
+The broker lists the processes, as the kernel reported them; without a broker the journal does. The page that the
+processes share is a tenant's word. The server reaches each process through a pidfd, after it has compared start time
+and user (gpuserver/device/pidfd.py).
 
-One that *dozes* (gpuserver/runtime/dozing.py) was suspended by its server because nobody used it. What it was promised
-it keeps, new programs are let in, and it comes back as soon as one of its programs wants the GPU.
+The server itself suspends a vGPU that is idle: such a vGPU *dozes* (gpuserver/runtime/lifecycle/dozing.py). It keeps
+its promises, its broker admits new programs, and it comes back as soon as one of its programs wants the GPU.
 """
 
 from __future__ import annotations
@@ -22,25 +22,26 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from client_hook import interpreter
 from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.pidfd import Target, opened
+from gpuserver.runtime.lifecycle.brokers import Brokers
+from gpuserver.runtime.memory.swapping import Swapping
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.state import GpuState
+from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.units import counted, format_bytes, format_duration
 
-if TYPE_CHECKING:
-    from gpuserver.runtime.server import GpuServer
-    from gpuserver.runtime.vgpus import Vgpu
-
 BROKER_S: Final = 10.0
 ROUNDS: Final = 3
-"""A program that was let in just before the broker heard of the suspension is found with the next one."""
+"""The next round finds a program that the broker admitted just before it got the message."""
 _NOT_FOR_THE_DRIVER: Final = frozenset({"LD_PRELOAD", "VGPU_ID", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})
 
 
@@ -54,15 +55,18 @@ class Answer:
 
 
 class Suspension:
-    """``suspend`` and ``resume`` one vGPU of ``server``; one after the other where both are asked for."""
+    """``suspend`` and ``resume`` one vGPU. The vGPU's ``lifecycle_lock`` orders the two."""
 
-    def __init__(self, server: GpuServer) -> None:
-        self._server = server
+    def __init__(self, state: GpuState, swapping: Swapping, brokers: Brokers, memory: MemoryWatch) -> None:
+        self._state = state
+        self._swapping = swapping
+        self._brokers = brokers
+        self._memory = memory
 
     async def suspend(self, vgpu: Vgpu) -> None:
         """Errors: ``mode`` (spatial), ``in-use`` for programs of several vGPUs, ``unavailable`` with the driver's
         reason; the vGPU goes on then."""
-        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        state, vgpu_id = self._state, vgpu.record.vgpu_id
         async with vgpu.lifecycle_lock:
             self.check(vgpu)
             if vgpu.record.suspended:
@@ -70,9 +74,9 @@ class Suspension:
             await self._halt_for_good(vgpu)
             if not vgpu.removed.is_set():
                 vgpu.passage = vgpu.passage.given_up()
-                server.registry.suspend(vgpu_id)  # others may have its place from now on
-                server.apply_shares()
-                await server.persist()
+                state.registry.suspend(vgpu_id)  # others may have its place from now on
+                state.apply_shares()
+                await state.persist()
 
     async def _halt_for_good(self, vgpu: Vgpu) -> None:
         """As ``halt``. One that dozes does not wake by itself any more, and no program is let in."""
@@ -80,18 +84,18 @@ class Suspension:
         if not dozing:
             await self.halt(vgpu)
             return
-        await self._tell(vgpu)
+        await self._publish(vgpu)
         try:
             await self.halt(vgpu)
         except VgpuError:
             vgpu.dozing = dozing
-            await self._tell(vgpu)
+            await self._publish(vgpu)
             raise
         text = f"{vgpu.record.vgpu_id} was dozing, and stays suspended until it is resumed"
-        self._server.record_event(EventType.SUSPENDED, vgpu, text)
+        self._state.record_event(EventType.SUSPENDED, vgpu, text)
 
     async def doze(self, vgpu: Vgpu) -> None:
-        """As ``suspend``, until one of its programs wants the GPU. The caller has its turn."""
+        """As ``suspend``, until one of its programs wants the GPU. The caller holds ``lifecycle_lock``."""
         self.check(vgpu)
         vgpu.dozing = tuple(await self.processes(vgpu))
         if vgpu.dozing:
@@ -104,18 +108,18 @@ class Suspension:
             vgpu.suspend_error = (await self._ask_driver("probe", vgpu, ())).reason
 
     async def halt(self, vgpu: Vgpu) -> None:
-        """Its programs stand still, out of the GPU; what it was promised it keeps. One that does already is made sure
-        of: whoever resumed it may have been killed half-way. The caller has its turn. Errors as ``suspend``."""
-        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        """Suspend the programs; the vGPU keeps its promises. One that is suspended is suspended again: the server that
+        resumed it may have died half-way. The caller holds ``lifecycle_lock``. Errors as ``suspend``."""
+        state, vgpu_id = self._state, vgpu.record.vgpu_id
         if vgpu.quiesced:
             if not vgpu.swaps:
                 await self._suspend_all(vgpu)
             return
         used = vgpu.used_bytes
         vgpu.stand_still()
-        server.tokens.bench(vgpu.record.key)
+        state.tokens.bench(vgpu.record.key)
         try:
-            await self._tell(vgpu)
+            await self._publish(vgpu)
             moved, seconds = await (self._swap_out(vgpu) if vgpu.swaps else self._suspend_all(vgpu))
         except BaseException:
             with trio.CancelScope(shield=True):
@@ -124,7 +128,7 @@ class Suspension:
         text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
         if vgpu.dozing:
             text += f"; nobody used it for {format_duration(vgpu.record.spec.idle_suspend_ns)}"
-        server.record_event(EventType.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
+        state.record_event(EventType.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
 
     async def resume(self, vgpu: Vgpu) -> None:
         """Errors: ``no-room`` where others were promised its share or memory meanwhile, ``unavailable`` with the
@@ -133,44 +137,44 @@ class Suspension:
             await self.bring_back(vgpu)
 
     async def bring_back(self, vgpu: Vgpu) -> None:
-        """As ``resume``; the caller has its turn. One that dozes goes on doing so where it fails."""
-        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        """As ``resume``; the caller holds ``lifecycle_lock``. After an error, one that dozed still dozes."""
+        state, vgpu_id = self._state, vgpu.record.vgpu_id
         self._check_present(vgpu)
         if not vgpu.quiesced:
             return
         if vgpu.record.suspended:
-            server.count_occupied(but=vgpu, besides=vgpu.excess_bytes)
-            server.registry.resume(vgpu_id, vgpu.used_bytes)  # promised, and counted, before anything moves
-            server.apply_shares()
+            state.count_occupied(but=vgpu, besides=vgpu.excess_bytes)
+            state.registry.resume(vgpu_id, vgpu.used_bytes)  # promised, and counted, before anything moves
+            state.apply_shares()
         if vgpu.lends_memory:
             vgpu.lends_memory = False
-            await server.swapping.make_room()
+            await self._swapping.make_room()
         processes = vgpu.dozing or await self.processes(vgpu)
         # What was swapped comes when it is wanted, as ever.
         answer = Answer("", (), 0) if vgpu.swaps else await self._ask_driver("resume", vgpu, processes)
         if answer.reason:
             if not vgpu.removed.is_set() and not vgpu.dozing:
                 vgpu.passage = vgpu.passage.given_up()
-                server.registry.suspend(vgpu_id)
-                server.apply_shares()
-                await server.persist()
+                state.registry.suspend(vgpu_id)
+                state.apply_shares()
+                await state.persist()
             raise refused(vgpu, answer)
         await self._go_on(vgpu)
         vgpu.suspend_error = ""
         stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
-        server.record_event(EventType.RESUMED, vgpu, text, seconds=answer.seconds)
+        state.record_event(EventType.RESUMED, vgpu, text, seconds=answer.seconds)
 
     async def _swap_out(self, vgpu: Vgpu) -> tuple[int, float]:
         began = time.monotonic()
-        reason = await self._server.swapping.put_away(vgpu)
+        reason = await self._swapping.put_away(vgpu)
         if reason:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is as it was: {reason}", "try again")
         return len(vgpu.present), time.monotonic() - began
 
     async def let_go(self, vgpu: Vgpu) -> None:
-        """It is being removed: its programs are to find out. Those that cannot be brought back are killed, which would
-        stand still for ever. The caller has its turn."""
+        """Resume the programs of a vGPU that is being removed, so that they see the error. Programs that cannot resume
+        are killed: they would stand still for ever. The caller holds ``lifecycle_lock``."""
         if vgpu.swaps:  # their gates fail, and wait for no memory
             vgpu.quiesced = False
             return
@@ -186,13 +190,13 @@ class Suspension:
         vgpu.quiesced = False
         if lost:
             text = f"{counted(len(lost), 'program')} of {vgpu.record.vgpu_id} killed"
-            self._server.record_event(
+            self._state.record_event(
                 EventType.KILLED_ON_RESUME, vgpu, f"{text}, which could not be brought back: {answer.reason}"
             )
 
     def _check_present(self, vgpu: Vgpu) -> None:
         vgpu_id = vgpu.record.vgpu_id
-        if vgpu.passage.leaving is not None or self._server.vgpus.get(vgpu_id) is not vgpu:
+        if vgpu.passage.leaving is not None or self._state.vgpus.get(vgpu_id) is not vgpu:
             raise away(vgpu)
         if vgpu.removed.is_set():
             raise VgpuError(ErrorCode.REMOVED, f"{vgpu_id} is being removed")
@@ -201,11 +205,11 @@ class Suspension:
         """Whether it can stand still at all."""
         vgpu_id = vgpu.record.vgpu_id
         self._check_present(vgpu)
-        if self._server.mode is Mode.SPATIAL:
+        if self._state.mode is Mode.SPATIAL:
             raise VgpuError(
                 ErrorCode.MODE,
                 f"{vgpu_id} is on a GPU in spatial mode, and processes under MPS cannot be suspended",
-                f"end the GPU's programs, then: vgpuctl gpu set {self._server.facts.index} --mode temporal",
+                f"end the GPU's programs, then: vgpuctl gpu set {self._state.facts.index} --mode temporal",
             )
         if vgpu.coattached:
             others = sorted({other for company in vgpu.coattached.values() for other in company} - {vgpu_id})
@@ -216,11 +220,11 @@ class Suspension:
             )
 
     async def _suspend_all(self, vgpu: Vgpu) -> tuple[int, float]:
-        """How many processes, and in how many seconds."""
+        """The number of suspended processes, and the seconds that the driver took."""
         seconds = 0.0
         moved: set[Process] = set()
         for _ in range(ROUNDS):
-            # Whoever comes while it dozes off is let in, and wakes it.
+            # A program that attaches meanwhile is admitted, and wakes an idle vGPU.
             processes = list(vgpu.dozing) or await self.processes(vgpu)
             if moved and set(processes) <= moved:
                 break
@@ -235,24 +239,24 @@ class Suspension:
                 break
         return len(moved), seconds
 
-    async def _tell(self, vgpu: Vgpu) -> None:
-        """Scheduler, gangs, broker and journal."""
-        self._server.refresh_gangs()
-        self._server.apply_shares()
-        await self._server.brokers.changed(vgpu)
-        await self._server.persist()
+    async def _publish(self, vgpu: Vgpu) -> None:
+        """Pass the new state to the scheduler, the gangs, the broker and the journal."""
+        self._state.refresh_gangs()
+        self._state.apply_shares()
+        await self._brokers.changed(vgpu)
+        await self._state.persist()
 
     async def _go_on(self, vgpu: Vgpu) -> None:
-        """It may have leases again, unless it was removed meanwhile."""
+        """Give the vGPU leases again, unless it was removed meanwhile."""
         if vgpu.removed.is_set():
             return
         vgpu.passage = vgpu.passage.brought_back()
         vgpu.dozing, vgpu.lends_memory = (), False
         vgpu.stand_still(False)
-        await self._tell(vgpu)
+        await self._publish(vgpu)
         if not vgpu.removed.is_set() and not vgpu.swapped_out:
-            self._server.tokens.unbench(vgpu.record.key, vgpu.share)
-            self._server.memory.expect_growth()  # its contexts are back
+            self._state.tokens.unbench(vgpu.record.key, vgpu.share)
+            self._memory.expect_growth()  # its contexts are back
 
     async def processes(self, vgpu: Vgpu) -> list[Process]:
         """Those that are in it, once its broker is there to say."""
@@ -280,7 +284,7 @@ class Suspension:
             return Answer("", (), 0)
         names = [self._target(vgpu, process).text for process in processes]
         home = vgpu.passage.home
-        onto = [f"{home}={self._server.facts.uuid}"] if home else []
+        onto = [f"{home}={self._state.facts.uuid}"] if home else []
         argv = interpreter.command("gpuserver.device.checkpoint", str(os.getpid()), action, *onto, *names)
         inherited = interpreter.environment(os.environ)
         environment = {name: value for name, value in inherited.items() if name not in _NOT_FOR_THE_DRIVER}

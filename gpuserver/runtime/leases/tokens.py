@@ -48,7 +48,7 @@ from gpuserver.core.scheduler.leases import (
 )
 from gpuserver.core.scheduler.policy import PPM, Policy
 from gpuserver.core.states.parked import ParkedAccounts
-from gpuserver.runtime.epochs import epoch_of, word_of
+from gpuserver.runtime.leases.epochs import epoch_of, word_of
 from vgpu.loggers import get_logger
 
 log = get_logger(__name__)

@@ -1,36 +1,37 @@
-"""The brokers of one GPU: started, found again, restarted, and talked to.
+"""The brokers of one GPU: this module starts them, finds them again, restarts them, and serves their links.
 
-A broker is a process of its own session: it outlives this server. After a restart whoever listens at a vGPU's door is
-its broker; it will knock within a second, bringing the activity page, and is watched like one of our own.
+A broker is a process of its own session, and outlives the GPU Server. After a restart of the server, the process that
+listens on a vGPU's socket is its broker. It connects within a second and brings the activity page.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import trio
-from pydantic import ValidationError
 
 from cython_ext.page import PageError
-from cython_ext.relaypage import RelayPage
+from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.pidfd import send
-from gpuserver.runtime.stores import Stores
-from gpuserver.runtime.template import BrokerTemplate, Order, start_broker
+from gpuserver.runtime.lifecycle.description import describe, kept_places
+from gpuserver.runtime.lifecycle.reports import BrokerReports
+from gpuserver.runtime.lifecycle.template import BrokerTemplate, Order, start_broker
+from gpuserver.runtime.memory.stores import Stores
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.state import GpuState
 from gpuserver.runtime.vgpus import NO_PROCESS, NOT_PLANNED, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Member, Process
-from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import (
     FROM_BROKER,
-    Adopt,
     Attached,
     Closed,
     Died,
@@ -62,42 +63,18 @@ MOST_FAILS: Final = 3
 FAILED_PAUSE_S: Final = 60.0
 
 
-class Books(Protocol):
-    """Who hears of what brokers report."""
-
-    def attached(self, vgpu: Vgpu, message: Attached) -> None: ...
-    def died(self, vgpu: Vgpu, message: Died) -> None: ...
-    def reaped(self, vgpu: Vgpu, message: Reaped) -> None: ...
-    def record_event(self, kind: EventType, vgpu: Vgpu, text: str) -> None: ...
-
-
 class Brokers:
     """``keep`` runs as long as a vGPU exists; ``converse`` as long as a broker's link does."""
 
-    def __init__(
-        self,
-        paths: NodePaths,
-        gpu_index: int,
-        relay_page: RelayPage,
-        stores: Stores,
-        describe: Callable[[Vgpu], Adopt],
-        find: Callable[[str], Vgpu | None],
-        books: Books,
-        look: Callable[[], None],
-        limits: Limits = DEFAULT_LIMITS,
-    ) -> None:
-        """``look``: at what the driver says of memory, at once."""
-        self._paths = paths
-        self._gpu_index = gpu_index
-        self._relay_page = relay_page
+    def __init__(self, state: GpuState, stores: Stores, reports: BrokerReports, memory: MemoryWatch) -> None:
+        self._state = state
+        self._paths = state.settings.paths
         self._stores = stores
-        self._describe = describe
-        self._find = find
-        self._books = books
-        self._look = look
-        self._limits = limits
+        self._reports = reports
+        self._memory = memory
         self._stopping = False
         self.template = BrokerTemplate()
+        state.at_shares.append(self._update_places)
 
     # --- processes
 
@@ -135,14 +112,14 @@ class Brokers:
                         f"{vgpu_id}; remove it: vgpuctl rm -f {vgpu_id}"
                     )
                     text = f"{vgpu.record.vgpu_id} has failed: {vgpu.failure}"
-                self._books.record_event(EventType.BROKER_RESTARTED, vgpu, text)
+                self._state.record_event(EventType.BROKER_RESTARTED, vgpu, text)
                 with trio.move_on_after(pause):
                     await vgpu.removed.wait()
         vgpu.left.set()
 
     async def _start(self, vgpu: Vgpu) -> None:
         if vgpu.activity is None:
-            # Nobody brought a page and nobody is left who could: what processes there were begin anew.
+            # The last broker took the page with it. Processes that are left attach anew.
             vgpu.make_activity()
         vgpu_id = vgpu.record.vgpu_id
         door = self._paths.broker_socket(vgpu_id)
@@ -156,7 +133,7 @@ class Brokers:
             str(self._paths.vgpu_server(vgpu_id)),
             str(door),
             str(self._paths.broker_alive(vgpu_id)),
-            self._limits.as_option(),
+            self._state.settings.limits.as_option(),
         )
         # It does nothing until its name is known here: only a broker whose name is known may register.
         with trio.CancelScope(shield=True):
@@ -179,20 +156,21 @@ class Brokers:
                 self._place(old)
 
     def _place(self, link: Path) -> None:
-        new = link.with_name(f".server.{self._gpu_index}")
+        gpu_index = self._state.facts.index
+        new = link.with_name(f".server.{gpu_index}")
         new.unlink(missing_ok=True)
-        new.symlink_to(self._paths.server_socket(self._gpu_index))
+        new.symlink_to(self._paths.server_socket(gpu_index))
         new.replace(link)
 
     def let_go(self, vgpu: Vgpu) -> None:
-        """It is to be another server's: nobody here starts a broker for it, or listens to one."""
+        """Leave the vGPU's broker to another server: end its link and the task that keeps it alive."""
         if vgpu.keeper_scope is not None:
             vgpu.keeper_scope.cancel()
         if vgpu.link is not None:
             vgpu.link.close()
 
     async def bury(self, broker: Process) -> None:
-        """It is another server's, but a child of this one perhaps."""
+        """Wait for the end of a broker that another server has, and that may be a child of this one."""
         with suppress(ProcessLookupError, ChildProcessError):
             pidfd = os.pidfd_open(broker.pid)
             try:
@@ -238,10 +216,10 @@ class Brokers:
         register = FROM_BROKER.validate_python(message)
         if not isinstance(register, Register):
             raise ProtocolError("a broker has to register first")
-        vgpu = self._find(register.vgpu_id)
+        vgpu = self._state.vgpus.get(register.vgpu_id)
         if vgpu is not None and vgpu.passage.leaving is not None:
             close_aside(descriptors)
-            await trio.sleep(AWAY_S)  # it asks again, and then perhaps whoever has it
+            await trio.sleep(AWAY_S)  # the broker connects again, then perhaps to the other server
             return
         if vgpu is None or vgpu.broker != process:
             # Of a vGPU that is gone, or started by a server that died before it had a door: another took its place.
@@ -271,19 +249,19 @@ class Brokers:
         """The broker lived on, with or without this server: its list is the truth. ``page_is_new``: the server before
         this one has reported the refusals that the page has."""
         for report in processes:
-            self._books.attached(vgpu, report)
+            self._reports.attached(vgpu, report)
         if page_is_new:
             vgpu.new_refusals()
         for report in processes:
             if not report.alive:
-                self._books.died(vgpu, Died(slot=report.slot, pid=report.pid, start_time=report.start_time))
+                self._reports.died(vgpu, Died(slot=report.slot, pid=report.pid, start_time=report.start_time))
         vgpu.returning = ()
         here = {report.slot: report.pid for report in processes}
         for slot, member in list(vgpu.members.items()):
             if here.get(slot) != member.process.pid:
                 name = {"pid": member.process.pid, "start_time": member.process.start_time}
-                self._books.died(vgpu, Died(slot=slot, **name))
-                self._books.reaped(vgpu, Reaped(slot=slot, pid=member.process.pid, released_bytes=0))
+                self._reports.died(vgpu, Died(slot=slot, **name))
+                self._reports.reaped(vgpu, Reaped(slot=slot, pid=member.process.pid, released_bytes=0))
 
     def _take_pages(self, vgpu: Vgpu, descriptors: list[int]) -> bool:
         """Keep the pages that the broker brings, unless they are those that we have: activity page, and store. Whether
@@ -305,13 +283,13 @@ class Brokers:
 
     async def _hand_over(self, vgpu: Vgpu) -> None:
         assert vgpu.link is not None
-        pages: tuple[int, ...] = (vgpu.grants.fileno(), vgpu.activity_fd, self._relay_page.fileno())
+        pages: tuple[int, ...] = (vgpu.grants.fileno(), vgpu.activity_fd, self._state.relay_page.fileno())
         if vgpu.swaps:
             pages = (*pages, self._stores.of(vgpu.record.owner.uid).fileno())
         members = [self._report(vgpu, member) for member in vgpu.members.values()]
         returning = [self._report(vgpu, member) for member in vgpu.returning if member.alive]
         lists = {"processes": tuple(members), "returning": tuple(returning)}
-        await vgpu.link.send(self._describe(vgpu).model_copy(update=lists).model_dump(), pages)
+        await vgpu.link.send(describe(self._state, vgpu).model_copy(update=lists).model_dump(), pages)
 
     @staticmethod
     def _report(vgpu: Vgpu, member: Member) -> Attached:
@@ -336,17 +314,17 @@ class Brokers:
                 vgpu.listens, vgpu.failure = True, ""
                 vgpu.admits.set()
             case Attached(slot=slot, pid=pid, start_time=started) as message:
-                self._books.attached(vgpu, message)
+                self._reports.attached(vgpu, message)
                 if vgpu.lists:  # an older broker does not know the answer
                     await self.tell(vgpu, Noted(slot=slot, pid=pid, start_time=started))
             case Died() as message:
-                self._books.died(vgpu, message)
+                self._reports.died(vgpu, message)
             case Reaped() as message:
-                self._books.reaped(vgpu, message)
+                self._reports.reaped(vgpu, message)
             case Look():
-                self._look()
+                self._memory.look()
             case Closed(pid=pid, uid=uid, reason=reason):
-                self._books.record_event(
+                self._state.record_event(
                     EventType.LINK_CLOSED, vgpu, f"link of process {pid} (uid {uid}) closed: {reason}"
                 )
             case Register():
@@ -366,8 +344,19 @@ class Brokers:
         return await self.tell(vgpu, Gone(slot=slot, pid=process.pid, start_time=process.start_time))
 
     async def changed(self, vgpu: Vgpu) -> None:
-        """Its description is another: other mode, owner's group, partition."""
-        await self.tell(vgpu, self._describe(vgpu))
+        """Send the broker its new description, after mode, owner's group or partition changed."""
+        await self.tell(vgpu, describe(self._state, vgpu))
+
+    def _update_places(self) -> None:
+        """Shares changed. In spatial mode each broker counts with the MPS places that are kept for other vGPUs."""
+        if self._state.mode is Mode.SPATIAL:
+            self._state.nursery.start_soon(self._send_places)
+
+    async def _send_places(self) -> None:
+        places = kept_places(self._state)
+        for vgpu in list(self._state.vgpus.values()):
+            if vgpu.record.partition is not None and vgpu.published_places != places:
+                await self.changed(vgpu)
 
     async def stop(self, vgpus: Iterable[Vgpu]) -> None:
         """The server ends: none is started any more, and each leaves that has no processes to stay for."""
@@ -388,6 +377,3 @@ def find_broker(paths: NodePaths, vgpu_id: str) -> Process | None:
     private = paths.broker_alive(vgpu_id)
     is_old = not private.exists() and paths.old_vgpu_server(vgpu_id).is_symlink()
     return listener_at(paths.broker_socket(vgpu_id) if is_old else private)
-
-
-LinkErrors = (OSError, VgpuError, ValidationError, trio.ClosedResourceError, trio.BrokenResourceError)

@@ -17,7 +17,7 @@ import trio
 
 from cython_ext.readings import DEVICE, SlotReading, SlotState, Where
 from gpuserver.device.nvml import MemoryUse, NvmlGpu
-from gpuserver.runtime.outside import (
+from gpuserver.runtime.memory.outside import (
     UnmanagedProcess,
     committed_by_pid,
     drift_by_pid,

@@ -5,15 +5,16 @@ A vGPU that leaves gets no more leases. Once its work has drained, each of its h
 their memory is and what they wait for. These are tenants' words, so the server also reads from the driver what is on
 the card. No vGPU leaves for one whose programs do not answer.
 
-A server that begins finds programs wherever the last one left them: until it has seen where, nothing moves, and nobody
-who might be away has a lease. What is suspended and not yet away, as the last server died meanwhile, is put away then.
+A new server finds programs wherever the last one left them. Until it has read where, no page moves, and a vGPU that
+may be away has no lease. A suspended vGPU that the last server had not yet put away is put away then.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Iterable
+from typing import Final
 
 import trio
 
@@ -27,53 +28,54 @@ from gpuserver.core.states.residency import (
     spare_bytes,
     usable_bytes,
 )
-from gpuserver.runtime.places import Answer, Shortage, SwapState
-from gpuserver.runtime.stores import Stores
+from gpuserver.runtime.memory.places import Answer, Shortage, SwapState
+from gpuserver.runtime.memory.stores import Stores
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.state import GpuState
+from gpuserver.runtime.vgpus import Vgpu
 from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_running, is_stopped
 from vgpu.units import counted, format_bytes
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    from gpuserver.runtime.server import GpuServer
-    from gpuserver.runtime.vgpus import Vgpu
-
 LOOK_S: Final = 0.01
-PASS_S: Final = 0.002  # while somebody comes: at 50 GB/s 100 MB later
-CALM_S: Final = 0.1  # where everybody has what he wants
+PASS_S: Final = 0.002  # while a vGPU comes: at 50 GB/s 100 MB later
+CALM_S: Final = 0.1  # while each vGPU has what it wants
 ROOM_S: Final = 60.0
 STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
 STOPPED_S: Final = 0.5  # ... and where a program was stopped at every look
-ANSWER_S: Final = 1.0  # whoever has not begun to come by then is passed over
-TAKE_NS: Final = 3_000_000_000  # so is who has not taken what there is room for
+ANSWER_S: Final = 1.0  # a vGPU that has not begun to come by then is passed over
+TAKE_NS: Final = 3_000_000_000  # so is one that has not taken what there is room for
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
 AGAIN_NS: Final = 5_000_000_000  # what is not where it is to be is not looked at again before
 
 
 class Swapping:
-    """All vGPUs of ``server`` with --oversubscribe swap."""
+    """All vGPUs with --oversubscribe swap."""
 
-    def __init__(self, server: GpuServer) -> None:
-        self._server = server
-        self.stores = Stores(server.settings.host_memory_bytes)
+    def __init__(self, state: GpuState, memory: MemoryWatch) -> None:
+        self._state = state
+        self._memory = memory
+        self.stores = Stores(state.settings.host_memory_bytes)
         self._places: dict[str, SwapState] = {}
         self._short = Shortage()
         self._arrivals = 0
         self._began = math.inf
         self._enlisted = trio.Event()
+        state.at_enlist.append(self.enlist)
+        state.at_strike_off.append(self.forget)
 
     def enlist(self, vgpu: Vgpu) -> None:
-        """It has no leases until it was seen where it is."""
+        """A new vGPU gets leases once ``_settle`` has found where its memory is."""
         if vgpu.swaps:
             self._places[vgpu.record.vgpu_id] = SwapState(wants_ns=time.monotonic_ns())
             vgpu.swapped_out = True
             self._enlisted.set()
-            self._server.tokens.bench(vgpu.record.key)
+            self._state.tokens.bench(vgpu.record.key)
 
     def forget(self, vgpu: Vgpu) -> None:
+        """A vGPU is struck off. Its programs keep their part of the owner's store until they end."""
         self._places.pop(vgpu.record.vgpu_id, None)
         if not vgpu.swaps:
             return
@@ -84,13 +86,13 @@ class Swapping:
 
     @property
     def busy(self) -> set[int]:
-        """Users who may have programs, which have their store pinned."""
+        """The uids whose programs may have their store pinned."""
         known = {vgpu_id for vgpu_id, place in self._places.items() if place.settled}
-        swapped = (vgpu for vgpu in self._server.vgpus.values() if vgpu.swaps)
+        swapped = (vgpu for vgpu in self._state.vgpus.values() if vgpu.swaps)
         return {v.record.owner.uid for v in swapped if v.programs or v.record.vgpu_id not in known}
 
     async def make_room(self) -> None:
-        """Something was promised: wait until those who are in its way have left."""
+        """After a promise: wait until the vGPUs that are in its way have left the card."""
         with trio.move_on_after(ROOM_S):
             while self._taken_bytes > max(0, self.room_bytes):  # noqa: ASYNC110  a page tells nobody that it has changed
                 await trio.sleep(LOOK_S)
@@ -98,19 +100,19 @@ class Swapping:
     @property
     def room_bytes(self) -> int:
         """What all of them may have on the card together, of what can be moved."""
-        server = self._server
-        taken = server.registry.guaranteed_memory_bytes
-        taken += sum(vgpu.borrowed_bytes for vgpu in server.vgpus.values())
-        taken += sum(outsider.memory_bytes for outsider in server.memory.outside)
-        return server.facts.total_memory_bytes - taken + self._taken_bytes + self._lent_bytes
+        state = self._state
+        taken = state.registry.guaranteed_memory_bytes
+        taken += sum(vgpu.borrowed_bytes for vgpu in state.vgpus.values())
+        taken += sum(outsider.memory_bytes for outsider in self._memory.outside)
+        return state.facts.total_memory_bytes - taken + self._taken_bytes + self._lent_bytes
 
     @property
     def _lent_bytes(self) -> int:
-        """What those who doze were promised: they may want it back at any moment, and what is swapped can be moved out
-        of their way. Not for new allocations, of which nobody knows that; so not while anybody waits to make one."""
+        """The promises of the vGPUs that doze. Swapped memory may use them, because it can move away at any moment. A
+        new allocation cannot: while a program waits to make one, nothing is lent."""
         if any(vgpu.room_bytes for vgpu in self._swapped()):
             return 0
-        return sum(vgpu.record.guaranteed_memory_bytes for vgpu in self._server.vgpus.values() if vgpu.lends_memory)
+        return sum(vgpu.record.guaranteed_memory_bytes for vgpu in self._state.vgpus.values() if vgpu.lends_memory)
 
     @property
     def _taken_bytes(self) -> int:
@@ -129,7 +131,7 @@ class Swapping:
     # --- deciding
 
     def _swapped(self) -> Iterable[Vgpu]:
-        return (vgpu for vgpu in self._server.vgpus.values() if vgpu.swaps and not vgpu.removed.is_set())
+        return (vgpu for vgpu in self._state.vgpus.values() if vgpu.swaps and not vgpu.removed.is_set())
 
     def _step(self) -> bool:
         """Whether anything is likely to change soon."""
@@ -186,18 +188,18 @@ class Swapping:
 
     def _knows_the_card(self) -> bool:
         """A server that has just begun knows neither what contexts take, nor what is where while a page is away."""
-        return self._server.memory.readings > 0 and all(
+        return self._memory.readings > 0 and all(
             vgpu.activity is not None
-            for vgpu in self._server.vgpus.values()
+            for vgpu in self._state.vgpus.values()
             if not vgpu.removed.is_set() and vgpu.passage.leaving is None  # its page comes once the other GPU answers
         )
 
     def _tenant(self, vgpu: Vgpu, place: SwapState, now_ns: int) -> Tenant:
-        wants = self._server.tokens.wants(vgpu.record.key)
+        wants = self._state.tokens.wants(vgpu.record.key)
         if wants != place.wanted:
             place.wanted, place.wants_ns = wants, now_ns
         if not wants:
-            place.wants_ns = self._server.tokens.heard_ns(vgpu.record.key) or place.wants_ns
+            place.wants_ns = self._state.tokens.heard_ns(vgpu.record.key) or place.wants_ns
         if not vgpu.room_bytes:
             place.room_ns = 0
         elif not place.room_ns:
@@ -234,7 +236,7 @@ class Swapping:
         if not vgpu.quiesced and all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
             vgpu.swapped_out = False
             vgpu.place(on_card=True)
-            self._server.tokens.unbench(vgpu.record.key, vgpu.share)
+            self._state.tokens.unbench(vgpu.record.key, vgpu.share)
         else:  # some are away, or were about to go, or it is to stand still: all of them, then
             self._begin(vgpu, place, on_card=False)
 
@@ -242,7 +244,7 @@ class Swapping:
         if hopeless and not place.hopeless:
             text = f"{vgpu.record.vgpu_id} waits for more memory than card and host have beside what others own"
             text += ": vgpuctl serve --host-memory gives more of the latter"
-            self._server.record_event(EventType.NO_ROOM, vgpu, text)
+            self._state.record_event(EventType.NO_ROOM, vgpu, text)
         place.hopeless = hopeless
 
     # --- moving
@@ -253,11 +255,11 @@ class Swapping:
         place.answer = Answer()
         if on_card:
             self._arrives(place)
-        self._server.nursery.start_soon(self._move, vgpu, place, on_card, after)
+        self._state.nursery.start_soon(self._move, vgpu, place, on_card, after)
         return place.answer
 
     async def _move(self, vgpu: Vgpu, place: SwapState, on_card: bool, after: Answer | None) -> None:
-        """One at a time: who is on the move, or has the turn, is barred."""
+        """One move of a vGPU at a time: while it moves, or its ``lifecycle_lock`` is held, it is barred."""
         try:
             if after is not None and not await after.comes():
                 return
@@ -300,7 +302,7 @@ class Swapping:
 
     async def put_away(self, vgpu: Vgpu) -> str:
         """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. What was
-        away in part stays so, and its programs go on trying. The caller has its turn."""
+        away in part stays so, and its programs go on trying. The caller holds ``lifecycle_lock``."""
         place, began_ns, was_away = self._place(vgpu), time.monotonic_ns(), vgpu.swapped_out
         bytes_, uid = vgpu.here_bytes, vgpu.record.owner.uid
         place.leaves = True
@@ -308,7 +310,7 @@ class Swapping:
         if lack and not was_away:
             place.leaves = False
             return self._tell_stuck(vgpu, place, lack)
-        self._server.tokens.bench(vgpu.record.key)
+        self._state.tokens.bench(vgpu.record.key)
         if not was_away:
             vgpu.swapped_out, place.left_ns = True, began_ns
             vgpu.swaps_out += 1
@@ -337,7 +339,7 @@ class Swapping:
     def _tell_stuck(self, vgpu: Vgpu, place: SwapState, reason: str) -> str:
         place.failures = max(place.failures, 2)  # who has just said why is not asked again for some seconds
         place.defer()
-        self._server.record_event(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
+        self._state.record_event(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
 
     async def _provide(self, uid: int, lacks: list[str]) -> None:
@@ -347,7 +349,7 @@ class Swapping:
 
     async def bring(self, vgpu: Vgpu) -> bool:
         """Its memory onto the card. False: the card has no room after all, or a program does not answer, and it is
-        away. The caller has its turn."""
+        away. The caller holds ``lifecycle_lock``."""
         place, began_ns = self._place(vgpu), time.monotonic_ns()
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
@@ -381,7 +383,7 @@ class Swapping:
         vgpu.swapped_out, place.came_ns, place.failures = False, time.monotonic_ns(), 0
         vgpu.swaps_in += 1
         if not vgpu.removed.is_set() and not vgpu.quiesced:
-            self._server.tokens.unbench(vgpu.record.key, vgpu.share)
+            self._state.tokens.unbench(vgpu.record.key, vgpu.share)
         return True
 
     async def _begins_to_come(self, vgpu: Vgpu) -> bool:
@@ -421,7 +423,7 @@ class Swapping:
         text = f"{vgpu.record.vgpu_id}: {format_bytes(bytes_)} of {programs} in {ns / 1e9:.2f} s"
         if pinned_s >= 0.01:
             text += f", {pinned_s:.2f} s of it to pin host memory"
-        self._server.record_event(kind, vgpu, text, memory_bytes=bytes_, seconds=ns / 1e9, pinning_seconds=pinned_s)
+        self._state.record_event(kind, vgpu, text, memory_bytes=bytes_, seconds=ns / 1e9, pinning_seconds=pinned_s)
 
 
 def present(slots: Iterable[SlotReading]) -> Iterable[SlotReading]:

@@ -1,8 +1,8 @@
-"""Recordings of what happens on the GPU, for whoever asked (``vgpuctl trace``). Nothing here exists while nobody does.
+"""Recordings of what happens on the GPU, for ``vgpuctl trace``. Nothing here exists while no client records.
 
 A recording has a recorder beside the scheduler and reads the rings in the activity pages
-(``cython_ext/logic/trace.pxd``) every ``READ_S``. It is forgotten in the moment in which its link ends. What it keeps
-is bounded: who takes its chunks too slowly loses events, and is told how many.
+(``cython_ext/logic/trace.pxd``) every ``READ_S``. It ends with its link. It keeps a bounded number of events: a client
+that reads too slowly loses some, and gets their number.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
@@ -18,15 +18,13 @@ from cython_ext.readings import SlotReading
 from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.observe.trace import Recorder, noted
 from gpuserver.core.scheduler.leases import Mode
+from gpuserver.runtime.state import GpuState
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.limits import is_exempt
 from vgpu.protocol.messages import Notice
 from vgpu.protocol.trace import TraceChunk, TracedGpu, TracedVgpu
 from vgpu.units import counted
-
-if TYPE_CHECKING:
-    from gpuserver.runtime.server import GpuServer
 
 READ_S: Final = 0.02
 """Between two looks at the rings: a process may note 25,000 records a second before some are overwritten."""
@@ -41,10 +39,10 @@ PPM: Final = 1_000_000
 
 
 class Tracing:
-    """Of one GPU Server."""
+    """The recordings of one GPU, so many for each user and in all."""
 
-    def __init__(self, server: GpuServer) -> None:
-        self._server = server
+    def __init__(self, state: GpuState) -> None:
+        self._state = state
         self._running: Counter[int] = Counter()
 
     async def stream(
@@ -54,7 +52,7 @@ class Tracing:
         False: hooks are not asked what they see of it."""
         self._check_place(uid)
         self._running[uid] += 1
-        recording = _Recording(self._server, duration_ns, work=work)
+        recording = _Recording(self._state, duration_ns, work=work)
         try:
             while not recording.done:
                 chunk = recording.chunk()
@@ -66,7 +64,7 @@ class Tracing:
             recording.close()
 
     def _check_place(self, uid: int) -> None:
-        limits, gpu = self._server.settings.limits, f"GPU {self._server.facts.index}"
+        limits, gpu = self._state.settings.limits, f"GPU {self._state.facts.index}"
         most = limits.recordings
         if not is_exempt(uid):
             if self._running[uid] >= limits.recordings_per_user:
@@ -87,8 +85,8 @@ class Tracing:
 class _Recording:
     """One. ``close`` in any case."""
 
-    def __init__(self, server: GpuServer, duration_ns: int, *, work: bool) -> None:
-        self._server = server
+    def __init__(self, state: GpuState, duration_ns: int, *, work: bool) -> None:
+        self._state = state
         self._work = work
         self._recorder = Recorder(MOST_RECORDS)
         self._known: set[str] = set()
@@ -98,10 +96,10 @@ class _Recording:
         self._end_ns = self._begin_ns + duration_ns
         self._until_ns = self._lag_ns = self._begin_ns
         self._skip_old()
-        server.tokens.record(self._recorder, work=work)
+        state.tokens.record(self._recorder, work=work)
 
     def close(self) -> None:
-        self._server.tokens.forget_recorder(self._recorder)
+        self._state.tokens.forget_recorder(self._recorder)
 
     async def go_on(self) -> None:
         """Record for a while."""
@@ -128,14 +126,14 @@ class _Recording:
     def _look(self) -> None:
         now_ns = time.monotonic_ns()
         if not self._finished and now_ns >= self._end_ns:
-            self._server.tokens.hear()
+            self._state.tokens.hear()
             self._recorder.finish(self._end_ns)
             self._finished = True
         if self._work:
             self._read_rings(now_ns)
         if not self._finished and now_ns - self._lag_ns >= int(LAG_S * 1e9):
             self._lag_ns = now_ns
-            for statement in self._server.tokens.snapshot():
+            for statement in self._state.tokens.snapshot():
                 self._recorder.stands(statement, now_ns)
         self._until_ns = min(now_ns, self._end_ns)
 
@@ -145,12 +143,12 @@ class _Recording:
     # --- rings
 
     def _slots(self) -> list[tuple[str, SlotReading]]:
-        return [(vgpu.record.vgpu_id, slot) for vgpu in self._server.vgpus.values() for slot in vgpu.slots]
+        return [(vgpu.record.vgpu_id, slot) for vgpu in self._state.vgpus.values() for slot in vgpu.slots]
 
     def _skip_old(self) -> None:
         """What was noted before the recording began is of another one."""
         for vgpu_id, slot in self._slots():
-            activity = self._server.vgpus[vgpu_id].activity
+            activity = self._state.vgpus[vgpu_id].activity
             if activity is not None:
                 _, newest, _ = activity.traced(slot.index)
                 self._read_up_to[vgpu_id, Process(slot.pid, slot.start_time)] = newest
@@ -158,7 +156,7 @@ class _Recording:
     def _read_rings(self, now_ns: int) -> None:
         window = self._begin_ns, self._end_ns
         for vgpu_id, slot in self._slots():
-            activity = self._server.vgpus[vgpu_id].activity
+            activity = self._state.vgpus[vgpu_id].activity
             if activity is None:
                 continue
             process = Process(slot.pid, slot.start_time)
@@ -171,22 +169,22 @@ class _Recording:
                 if record is not None:
                     self._recorder.add(record)
 
-    # --- who is who
+    # --- names
 
     def _gpu(self) -> TracedGpu:
-        server = self._server
+        state = self._state
         return TracedGpu(
-            index=server.facts.index,
-            uuid=server.facts.uuid,
-            name=server.facts.name,
-            simulated=server.settings.simulated,
-            mode="temporal" if server.mode is Mode.TEMPORAL else "spatial",
-            period_ns=server.tokens.period_ns,
-            generation=server.generation,
+            index=state.facts.index,
+            uuid=state.facts.uuid,
+            name=state.facts.name,
+            simulated=state.settings.simulated,
+            mode="temporal" if state.mode is Mode.TEMPORAL else "spatial",
+            period_ns=state.tokens.period_ns,
+            generation=state.generation,
         )
 
     def _fresh(self) -> tuple[TracedVgpu, ...]:
-        fresh = [vgpu.record for vgpu in self._server.vgpus.values() if vgpu.record.vgpu_id not in self._known]
+        fresh = [vgpu.record for vgpu in self._state.vgpus.values() if vgpu.record.vgpu_id not in self._known]
         self._known |= {record.vgpu_id for record in fresh}
         return tuple(map(_traced, fresh))
 

@@ -15,8 +15,8 @@ import trio
 
 from gpuserver.core.scheduler.gangs import GangName, Gangs
 from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
-from gpuserver.runtime.brokers import LinkErrors
-from gpuserver.runtime.tokens import TokenLoop
+from gpuserver.runtime.leases.tokens import TokenLoop
+from gpuserver.runtime.links import LinkErrors
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.loggers import get_logger
 from vgpu.paths import NodePaths

@@ -1,5 +1,5 @@
-"""vGPUs are made here, for askers that may leave: what no client will receive goes again, and so does what was made for
-a process that has ended. ``gpuserver.core.admission.origin`` decides.
+"""Creation of vGPUs for clients that may leave. A vGPU that no client will receive is taken back, and so is one whose
+process has ended. ``gpuserver.core.admission.origin`` decides.
 """
 
 from __future__ import annotations
@@ -10,14 +10,18 @@ import time
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 
 from gpuserver.core.admission.origin import CLAIM_S, NO_ASKER, Fate, Origin
 from gpuserver.core.admission.registry import Owner
-from gpuserver.runtime.brokers import ADMIT_S
-from gpuserver.runtime.migration import unwritten
+from gpuserver.runtime.lifecycle.brokers import ADMIT_S, Brokers
+from gpuserver.runtime.lifecycle.removal import Removal
+from gpuserver.runtime.lifecycle.suspension import Suspension
+from gpuserver.runtime.memory.swapping import Swapping
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.state import GpuState, unwritten
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
@@ -26,9 +30,6 @@ from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Create
 from vgpu.protocol.peer import is_running
 from vgpu.spec import VgpuSpec
-
-if TYPE_CHECKING:
-    from gpuserver.runtime.server import GpuServer
 
 log = get_logger(__name__)
 
@@ -45,16 +46,29 @@ class Held:
 class Creations:
     """``create`` admits, and starts the rest; ``finished`` waits for it; ``release`` ends a link's hold."""
 
-    def __init__(self, server: GpuServer) -> None:
-        self._server = server
+    def __init__(
+        self,
+        state: GpuState,
+        memory: MemoryWatch,
+        brokers: Brokers,
+        swapping: Swapping,
+        suspension: Suspension,
+        removal: Removal,
+    ) -> None:
+        self._state = state
+        self._memory = memory
+        self._brokers = brokers
+        self._swapping = swapping
+        self._suspension = suspension
+        self._removal = removal
 
     async def create(self, create: Create, owner: Owner, asker: Process, held: Held) -> Vgpu:
         """Admitted. The same request id from the same user gives the same vGPU. Errors: of ``Registry.create``."""
-        await self._server.memory.refresh()  # first: nothing may come between the look for it and the admission
+        await self._memory.refresh()  # first: no task may run between the check for the request and the admission
         vgpu = await self.asked_before(owner.uid, create.request_id)
         if vgpu is None:
             vgpu = self._admit(create, owner, asker)
-            self._server.nursery.start_soon(self._make, vgpu, create.spec)
+            self._state.nursery.start_soon(self._make, vgpu, create.spec)
         vgpu.holders.add(held)
         held.vgpus.append(vgpu)
         return vgpu
@@ -62,7 +76,7 @@ class Creations:
     async def asked_before(self, uid: int, request_id: str) -> Vgpu | None:
         """The vGPU that was made for this request; one that is on its way out is waited for."""
         while request_id:
-            found = [v for v in self._server.vgpus.values() if v.is_answer_to(uid, request_id)]
+            found = [v for v in self._state.vgpus.values() if v.is_answer_to(uid, request_id)]
             if not found:
                 return None
             if not found[0].removed.is_set():
@@ -71,7 +85,7 @@ class Creations:
         return None
 
     def _admit(self, create: Create, owner: Owner, asker: Process) -> Vgpu:
-        server = self._server
+        state = self._state
         of_process = create.lifetime == "process"
         if of_process and not asker.start_time:
             raise VgpuError(
@@ -80,23 +94,23 @@ class Creations:
                 "ask with lifetime kept",
             )
         vgpu_id = f"vgpu-{secrets.token_hex(4)}"
-        server.require_descriptors()
-        server.count_occupied()
-        record = server.registry.create(vgpu_id, create.spec, owner, time.time_ns())
+        state.require_descriptors()
+        state.count_occupied()
+        record = state.registry.create(vgpu_id, create.spec, owner, time.time_ns())
         try:
-            vgpu = server.enlist(record, None)
+            vgpu = state.enlist(record, None)
         except BaseException:
-            server.registry.remove(vgpu_id)
+            state.registry.remove(vgpu_id)
             raise
         vgpu.origin = Origin(create.request_id, False, asker if of_process else NO_ASKER, boot_id())
         vgpu.made = trio.Event()
-        server.apply_shares()
-        server.nursery.start_soon(server.brokers.keep, vgpu)
+        state.apply_shares()
+        state.nursery.start_soon(self._brokers.keep, vgpu)
         return vgpu
 
     async def _make(self, vgpu: Vgpu, spec: VgpuSpec) -> None:
         """All that comes after the admission. No asker that leaves cancels it: another link may hold it."""
-        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        state, vgpu_id = self._state, vgpu.record.vgpu_id
         try:
             await self._make_ready(vgpu)
         except VgpuError as error:
@@ -107,28 +121,28 @@ class Creations:
             await self._take_back(vgpu, f"{vgpu_id} could not be made")
         else:
             uid = vgpu.record.owner.uid
-            server.record_event(EventType.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **summary(spec))
+            state.record_event(EventType.CREATED, vgpu, f"{vgpu_id} created by uid {uid}", by_uid=uid, **summary(spec))
             self.watch(vgpu)
         finally:
             vgpu.made.set()
 
     async def _make_ready(self, vgpu: Vgpu) -> None:
-        server, vgpu_id = self._server, vgpu.record.vgpu_id
+        state, vgpu_id = self._state, vgpu.record.vgpu_id
         await self._await_door(vgpu)
         if not vgpu.admits.is_set():
             await self._take_back(vgpu, f"{vgpu_id} never admitted processes")
             raise VgpuError(
                 ErrorCode.UNAVAILABLE,
                 f"the broker of the new vGPU did not open its socket within {ADMIT_S:g} s",
-                f"see the logs in {server.settings.paths.logs}",
+                f"see the logs in {state.settings.paths.logs}",
             )
-        await server.swapping.make_room()
+        await self._swapping.make_room()
         if not vgpu.removed.is_set():
-            await server.suspension.probe(vgpu)
-        if vgpu.removed.is_set() or not await server.persist(vgpu):
+            await self._suspension.probe(vgpu)
+        if vgpu.removed.is_set() or not await state.persist(vgpu):
             self._refuse_removed(vgpu)
             await self._take_back(vgpu, f"{vgpu_id} could not be written into the journal")
-            raise unwritten(server)
+            raise unwritten(state)
         self._refuse_removed(vgpu)
 
     async def _await_door(self, vgpu: Vgpu) -> None:
@@ -169,8 +183,8 @@ class Creations:
         if vgpu.origin.confirmed:
             return
         vgpu.origin = vgpu.origin.confirm()
-        if not await self._server.persist():
-            raise unwritten(self._server, f"{vgpu.record.vgpu_id} is made")
+        if not await self._state.persist():
+            raise unwritten(self._state, f"{vgpu.record.vgpu_id} is made")
 
     # --- when they go
 
@@ -179,7 +193,7 @@ class Creations:
         for vgpu in held.vgpus:
             vgpu.holders.discard(held)
             if not vgpu.origin.confirmed and not vgpu.holders:
-                self._server.nursery.start_soon(self._roll_back, vgpu)
+                self._state.nursery.start_soon(self._roll_back, vgpu)
 
     async def _roll_back(self, vgpu: Vgpu) -> None:
         if self._fate(vgpu) is Fate.UNCONFIRMED:
@@ -188,7 +202,7 @@ class Creations:
     def watch(self, vgpu: Vgpu) -> None:
         """See to it that it goes in time; called once for each vGPU that is here."""
         if not vgpu.origin.confirmed or vgpu.origin.of_process:
-            self._server.nursery.start_soon(self._watch, vgpu)
+            self._state.nursery.start_soon(self._watch, vgpu)
 
     async def _watch(self, vgpu: Vgpu) -> None:
         if vgpu.origin.of_process:
@@ -197,7 +211,7 @@ class Creations:
             await trio.sleep(CLAIM_S)
         else:
             return  # ``release`` does it
-        while self._server.vgpus.get(vgpu.record.vgpu_id) is vgpu and not vgpu.removed.is_set():
+        while self._state.vgpus.get(vgpu.record.vgpu_id) is vgpu and not vgpu.removed.is_set():
             fate = self._fate(vgpu)
             if fate is Fate.ASKER_ENDED:
                 text = f"{vgpu.record.vgpu_id} goes: process {vgpu.origin.asker.pid}, for which it was made, has ended"
@@ -216,7 +230,7 @@ class Creations:
     async def _take_back(self, vgpu: Vgpu, text: str) -> None:
         if not vgpu.removed.is_set():
             with suppress(VgpuError):  # it moves to another GPU just now, or is removed already
-                await self._server.remove(vgpu, EventType.REMOVED, text)
+                await self._removal.remove(vgpu, EventType.REMOVED, text)
 
 
 @cache

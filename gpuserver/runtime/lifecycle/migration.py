@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import trio
 from pydantic import TypeAdapter
@@ -18,9 +18,12 @@ from gpuserver.core.admission.origin import Origin
 from gpuserver.core.admission.registry import Owner, VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState, Mode
 from gpuserver.core.states.migration import MigrationState
-from gpuserver.runtime.brokers import find_broker
-from gpuserver.runtime.suspension import away
-from gpuserver.runtime.vgpus import NO_PROCESS
+from gpuserver.runtime.lifecycle.brokers import Brokers, find_broker
+from gpuserver.runtime.lifecycle.creation import Creations
+from gpuserver.runtime.lifecycle.removal import Removal
+from gpuserver.runtime.lifecycle.suspension import Suspension, away
+from gpuserver.runtime.state import GpuState, unwritten
+from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
@@ -28,10 +31,6 @@ from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Arrival, Forward, Inspect, MigrateIn, MigrateOutcome, VgpuDetail
 from vgpu.protocol.service import ask
 from vgpu.units import counted
-
-if TYPE_CHECKING:
-    from gpuserver.runtime.server import GpuServer
-    from gpuserver.runtime.vgpus import Vgpu
 
 log = get_logger(__name__)
 
@@ -41,16 +40,22 @@ BROKER_S: Final = 12.0
 AGAIN_S: Final = 0.2
 RELEASE_S: Final = 1.0
 PATIENCE_S: Final = 30.0
-"""So long whoever asked waits for a server that does not answer; the vGPU moves all the same, when that one does."""
+"""How long the client waits for a server that does not answer. The vGPU moves once that server answers."""
 _BOOK: Final = TypeAdapter(AccountState)
 NO_ANSWER: Final = frozenset({ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT})
 
 
 class Migration:
-    """``leave`` here, ``arrive`` there."""
+    """``leave`` runs on the source GPU, ``arrive`` on the target."""
 
-    def __init__(self, server: GpuServer) -> None:
-        self._server = server
+    def __init__(
+        self, state: GpuState, suspension: Suspension, brokers: Brokers, creations: Creations, removal: Removal
+    ) -> None:
+        self._state = state
+        self._suspension = suspension
+        self._brokers = brokers
+        self._creations = creations
+        self._removal = removal
 
     # --- where it is
 
@@ -81,36 +86,36 @@ class Migration:
         return MigrateOutcome(goes_on=vgpu.passage.goes_on)
 
     async def _set_out(self, vgpu: Vgpu, to: int) -> None:
-        server = self._server
-        server.suspension.check(vgpu)
+        state = self._state
+        self._suspension.check(vgpu)
         if vgpu.dozing:  # it goes on there
-            await server.suspension.bring_back(vgpu)
+            await self._suspension.bring_back(vgpu)
         await self.release(vgpu)
-        programs = await server.suspension.processes(vgpu)
+        programs = await self._suspension.processes(vgpu)
         try:
             await self._ask(to, self._request(vgpu, vgpu.passage, programs, trial=True))
         except VgpuError as error:
             raise self._stays(vgpu, to, error) from error
         vgpu.passage = vgpu.passage.begun(suspended=vgpu.record.suspended)
-        await server.suspension.halt(vgpu)
+        await self._suspension.halt(vgpu)
         try:
-            programs = await server.suspension.processes(vgpu)
-            server.suspension.check(vgpu)
-            vgpu.passage = vgpu.passage.left(to, server.facts.uuid, tuple(programs))
-            if not await server.persist():
-                raise unwritten(server)
+            programs = await self._suspension.processes(vgpu)
+            self._suspension.check(vgpu)
+            vgpu.passage = vgpu.passage.left(to, state.facts.uuid, tuple(programs))
+            if not await state.persist():
+                raise unwritten(state)
         except VgpuError:
             vgpu.passage = vgpu.passage.stayed()
             if vgpu.passage.goes_on and not vgpu.removed.is_set():
-                server.nursery.start_soon(self.go_on, vgpu)
+                state.nursery.start_soon(self.go_on, vgpu)
             raise
         vgpu.settled, vgpu.refusal = trio.Event(), None
-        server.brokers.let_go(vgpu)
-        server.nursery.start_soon(self.settle, vgpu)
+        self._brokers.let_go(vgpu)
+        state.nursery.start_soon(self.settle, vgpu)
 
     async def settle(self, vgpu: Vgpu) -> None:
         """Ask the GPU that it is leaving for until that has answered."""
-        server, to = self._server, vgpu.passage.leaving
+        state, to = self._state, vgpu.passage.leaving
         assert to is not None
         while True:
             try:
@@ -123,40 +128,40 @@ class Migration:
                 log.info("no answer yet", vgpu=vgpu.record.vgpu_id, to_gpu=to, reason=str(error))
             await trio.sleep(AGAIN_S)
         broker = vgpu.broker
-        server.forget(vgpu)
-        await server.persist()
+        self._removal.forget(vgpu)
+        await state.persist()
         vgpu.settled.set()
         if broker != NO_PROCESS:
-            server.nursery.start_soon(server.brokers.bury, broker)
+            state.nursery.start_soon(self._brokers.bury, broker)
 
     async def _stay(self, vgpu: Vgpu, to: int, refusal: VgpuError) -> None:
-        server = self._server
+        state = self._state
         vgpu.passage = vgpu.passage.stayed()
         vgpu.registered = trio.Event()
-        server.brokers.claim(vgpu)
-        server.nursery.start_soon(server.brokers.keep, vgpu)
-        await server.persist()
+        self._brokers.claim(vgpu)
+        state.nursery.start_soon(self._brokers.keep, vgpu)
+        await state.persist()
         if vgpu.passage.goes_on:
             await self.go_on(vgpu)
         vgpu.refusal = self._stays(vgpu, to, refusal)
         vgpu.settled.set()
 
     def _stays(self, vgpu: Vgpu, to: int, refusal: VgpuError) -> VgpuError:
-        text = f"{vgpu.record.vgpu_id} stays on GPU {self._server.facts.index}; GPU {to}: {refusal.message}"
+        text = f"{vgpu.record.vgpu_id} stays on GPU {self._state.facts.index}; GPU {to}: {refusal.message}"
         return VgpuError(refusal.code, text, refusal.hint)
 
     async def go_on(self, vgpu: Vgpu) -> None:
         """It stood still for the way only. Where its programs cannot be brought back it is suspended."""
         try:
-            await self._server.suspension.resume(vgpu)
+            await self._suspension.resume(vgpu)
         except VgpuError as error:
             log.warning("not resumed", vgpu=vgpu.record.vgpu_id, reason=str(error))
 
     def _request(
         self, vgpu: Vgpu, passage: MigrationState, programs: tuple[Process, ...] | list[Process], *, trial: bool = False
     ) -> MigrateIn:
-        server, record = self._server, vgpu.record
-        book = vgpu.booked(server.tokens.books().get(record.key))
+        state, record = self._state, vgpu.record
+        book = vgpu.booked(state.tokens.books().get(record.key))
         return MigrateIn(
             vgpu=record.vgpu_id,
             spec=record.spec,
@@ -164,14 +169,14 @@ class Migration:
             share_gid=record.owner.share_gid,
             created_unix_ns=record.created_unix_ns,
             expires_unix_ns=record.expires_unix_ns,
-            source=server.facts.index,
-            gpu_name=server.facts.name,
+            source=state.facts.index,
+            gpu_name=state.facts.name,
             suspended=record.suspended,
             goes_on=passage.goes_on,
             home=passage.home,
             programs=tuple((process.pid, process.start_time) for process in programs),
             generation=vgpu.generation,
-            next_epoch=server.tokens.next_epoch,
+            next_epoch=state.tokens.next_epoch,
             book=None if book is None else asdict(book),
             owned_bytes=vgpu.used_bytes,
             excess_bytes=vgpu.excess_bytes,
@@ -180,35 +185,35 @@ class Migration:
         )
 
     async def _ask(self, to: int, request: MigrateIn) -> None:
-        socket = self._server.settings.paths.server_socket(to)
+        socket = self._state.settings.paths.server_socket(to)
         await ask(socket, Forward(uid=request.owner_uid, request=request), Arrival, ARRIVE_S)
 
     # --- where it comes to be
 
     async def arrive(self, arriving: MigrateIn) -> Arrival:
-        """From the answer on it belongs here, whatever anybody remembers. Errors: as for ``create``; ``mode``;
-        ``in-use`` for programs that were begun on another kind of GPU; ``unavailable`` while it is not written down."""
-        server = self._server
-        if arriving.vgpu not in server.vgpus:
+        """Take a vGPU of another GPU. With the answer it belongs to this one. Errors: as for ``create``; ``mode``;
+        ``in-use`` for programs that began on another kind of GPU; ``unavailable`` until the journal has it."""
+        state = self._state
+        if arriving.vgpu not in state.vgpus:
             self._check_kind(arriving)
-            server.require_descriptors()
+            state.require_descriptors()
             if arriving.trial:
                 self._admit(arriving, trial=True)
                 return Arrival()
             await self._take(arriving)
-        vgpu = server.vgpus.get(arriving.vgpu)
+        vgpu = state.vgpus.get(arriving.vgpu)
         with trio.move_on_after(BROKER_S):
             if vgpu is not None:
-                await vgpu.admits.wait()  # then nobody writes into the other GPU's pages any more
-        if vgpu is not None and not vgpu.written:  # whoever asked before is still at it, or has taken it back
-            text = f"{arriving.vgpu} is not in the journal of GPU {server.facts.index} yet"
+                await vgpu.admits.wait()  # then no broker writes into the other GPU's pages
+        if vgpu is not None and not vgpu.written:  # an earlier request still writes it, or has undone it
+            text = f"{arriving.vgpu} is not in the journal of GPU {state.facts.index} yet"
             raise VgpuError(ErrorCode.UNAVAILABLE, text, "try again in a moment")
         return Arrival()
 
     def _admit(self, arriving: MigrateIn, *, trial: bool) -> VgpuRecord:
-        server = self._server
-        server.count_occupied(besides=0 if arriving.suspended else arriving.excess_bytes)
-        registry = server.registry.copy() if trial else server.registry
+        state = self._state
+        state.count_occupied(besides=0 if arriving.suspended else arriving.excess_bytes)
+        registry = state.registry.copy() if trial else state.registry
         return registry.adopt(
             arriving.vgpu,
             arriving.spec,
@@ -217,12 +222,12 @@ class Migration:
             arriving.expires_unix_ns,
             suspended=arriving.suspended,
             owned_bytes=0 if arriving.suspended else arriving.owned_bytes,
-            again=f"vgpuctl migrate {arriving.vgpu} --gpu {server.facts.index}",
+            again=f"vgpuctl migrate {arriving.vgpu} --gpu {state.facts.index}",
         )
 
     def _check_kind(self, arriving: MigrateIn) -> None:
-        facts = self._server.facts
-        if arriving.programs and arriving.gpu_name != facts.name and self._server.mode is Mode.TEMPORAL:
+        facts = self._state.facts
+        if arriving.programs and arriving.gpu_name != facts.name and self._state.mode is Mode.TEMPORAL:
             raise VgpuError(
                 ErrorCode.IN_USE,
                 f"GPU {facts.index} is a {facts.name}, GPU {arriving.source} a {arriving.gpu_name}, and programs move "
@@ -231,45 +236,45 @@ class Migration:
             )
 
     async def _take(self, arriving: MigrateIn) -> None:
-        server, vgpu_id = self._server, arriving.vgpu
+        state, vgpu_id = self._state, arriving.vgpu
         record = self._admit(arriving, trial=False)
-        server.advance_past(arriving.generation, arriving.next_epoch)
+        state.advance_past(arriving.generation, arriving.next_epoch)
         programs = tuple(Process(*program) for program in arriving.programs)
         passage = MigrationState(goes_on=arriving.goes_on, home=arriving.home, programs=programs).arrived(
             arriving.source
         )
         # What the other GPU owes it, or it owes there, is no matter of this one.
         book = None if arriving.book is None else replace(_BOOK.validate_python(arriving.book), lag_ns=0)
-        vgpu = server.enlist(record, book, passage=passage, quiesced=arriving.goes_on or arriving.suspended)
+        vgpu = state.enlist(record, book, passage=passage, quiesced=arriving.goes_on or arriving.suspended)
         if arriving.origin is not None:
             vgpu.origin = TypeAdapter(Origin).validate_python(arriving.origin).confirm()
-        server.apply_shares()
-        vgpu.broker = find_broker(server.settings.paths, vgpu_id) or NO_PROCESS
-        if not await server.persist(vgpu):
-            server.forget(vgpu)
-            raise unwritten(server)
-        server.brokers.claim(vgpu)
-        server.nursery.start_soon(server.brokers.keep, vgpu)
-        server.nursery.start_soon(self.be_released, vgpu)
-        server.creations.watch(vgpu)
+        state.apply_shares()
+        vgpu.broker = find_broker(state.settings.paths, vgpu_id) or NO_PROCESS
+        if not await state.persist(vgpu):
+            self._removal.forget(vgpu)
+            raise unwritten(state)
+        self._brokers.claim(vgpu)
+        state.nursery.start_soon(self._brokers.keep, vgpu)
+        state.nursery.start_soon(self.be_released, vgpu)
+        self._creations.watch(vgpu)
         if arriving.goes_on:
-            server.nursery.start_soon(self.go_on, vgpu)
-        text = f"{vgpu_id} migrated from GPU {arriving.source} to GPU {server.facts.index}: "
-        server.record_event(EventType.MIGRATED, vgpu, text + counted(len(programs), "program"), source=arriving.source)
+            state.nursery.start_soon(self.go_on, vgpu)
+        text = f"{vgpu_id} migrated from GPU {arriving.source} to GPU {state.facts.index}: "
+        state.record_event(EventType.MIGRATED, vgpu, text + counted(len(programs), "program"), source=arriving.source)
 
     async def be_released(self, vgpu: Vgpu) -> None:
-        """As soon as where it came from has forgotten it: that GPU's server need not be there for ever."""
+        """Ask the source GPU until it has forgotten the vGPU. Its server may end for good after that."""
         while vgpu.passage.came_from is not None and not vgpu.removed.is_set():
             await trio.sleep(RELEASE_S)
             with suppress(VgpuError):
                 await self.release(vgpu)
 
     async def release(self, vgpu: Vgpu) -> None:
-        """Make sure that where it came from nobody remembers it. ``unavailable``: nobody there can say."""
+        """Make sure that the source GPU has forgotten the vGPU. ``unavailable``: its server does not answer."""
         source = vgpu.passage.came_from
         if source is None:
             return
-        socket = self._server.settings.paths.server_socket(source)
+        socket = self._state.settings.paths.server_socket(source)
         inspect = Forward(uid=vgpu.record.owner.uid, request=Inspect(vgpu=vgpu.record.vgpu_id))
         try:
             await ask(socket, inspect, VgpuDetail, ARRIVE_S)
@@ -282,11 +287,3 @@ class Migration:
             f"{vgpu.record.vgpu_id} has just come from GPU {source}, whose server does not say that it has let it go",
             "try again in a moment; vgpuctl gpu ls",
         )
-
-
-def unwritten(server: GpuServer, done: str = "") -> VgpuError:
-    """``done``: what is in effect all the same; nothing is, if it is empty."""
-    text = f"the journal of GPU {server.facts.index} cannot be written"
-    if done:
-        text = f"{done}, but {text}: until it can, a GPU Server that starts anew does not know"
-    return VgpuError(ErrorCode.INTERNAL, text, f"see: vgpuctl doctor; df -h {server.settings.paths.state}")

@@ -1,9 +1,9 @@
-"""What the server tells about its vGPUs: statements of the scheduler, pages, and rates over the last second."""
+"""What clients read of vGPUs and processes: from accounts, pages, and rates over the last second."""
 
 from __future__ import annotations
 
 import os
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -12,56 +12,19 @@ from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
 from gpuserver.core.admission.partition import SM_STEP
 from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.observe.usage import Seen, Turns, Usage
-from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Mode, ServiceTotals, VgpuIndex
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Mode, ServiceTotals
 from gpuserver.core.scheduler.policy import PPM
 from gpuserver.core.states.migration import Step
 from gpuserver.device.mps import client_priority
-from gpuserver.runtime.memory import MemoryWatch
-from gpuserver.runtime.outside import UnmanagedProcess
+from gpuserver.runtime.memory.outside import UnmanagedProcess
+from gpuserver.runtime.memory.watch import MemoryWatch
+from gpuserver.runtime.rates import Rates
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
 from vgpu.choices import Oversubscribe, PriorityName
 from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuStatus
 from vgpu.units import counted, format_bytes, format_duration
 
-SAMPLE_S: Final = 0.2
-_WINDOW_NS: Final = 1_000_000_000
 _UNIX_NS: Final = 1e9
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Over the last second: leases begun per second, and parts of the time."""
-
-    tokens_per_second: float = 0.0
-    held_ratio: float = 0.0
-    busy_ratio: float = 0.0
-
-
-class RateWindow:
-    """Samples of the books over the last second, and what they amount to."""
-
-    def __init__(self) -> None:
-        self._samples: deque[tuple[int, dict[VgpuIndex, ServiceTotals]]] = deque()
-
-    def add(self, now_ns: int, served: dict[VgpuIndex, ServiceTotals]) -> None:
-        self._samples.append((now_ns, served))
-        while len(self._samples) > 2 and self._samples[1][0] <= now_ns - _WINDOW_NS:
-            self._samples.popleft()
-
-    def rates(self, now_ns: int, statement: AccountSnapshot) -> Rates:
-        """From the oldest sample within the window that knows the vGPU up to ``statement``, taken at ``now_ns``."""
-        for at_ns, served in self._samples:
-            before = served.get(statement.vgpu)
-            passed_ns = now_ns - at_ns
-            # A key that was given to another vGPU starts again from zero.
-            if before is None or passed_ns <= 0 or before.held_ns > statement.held_ns:
-                continue
-            return Rates(
-                tokens_per_second=max(0, statement.tokens - before.tokens) * 1e9 / passed_ns,
-                held_ratio=(statement.held_ns - before.held_ns) / passed_ns,
-                busy_ratio=max(0, statement.busy_ns - before.busy_ns) / passed_ns,
-            )
-        return Rates()
 
 
 @dataclass(frozen=True, slots=True)

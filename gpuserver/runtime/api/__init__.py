@@ -1,0 +1,1 @@
+"""The requests of the control link, and what they answer."""

@@ -1,0 +1,1 @@
+"""The life of a vGPU: creation, its broker, suspension, migration, removal."""
