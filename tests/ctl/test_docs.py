@@ -134,7 +134,9 @@ def in_code(name: str, path: str) -> Fraction:
 
 @pytest.mark.parametrize("document", WRITTEN, ids=lambda path: path.name)
 def test_constants_have_the_values_of_the_code(document: Path) -> None:
-    for value, unit, name, path in CONSTANT.findall(document.read_text()):
+    listed = CONSTANT.findall(document.read_text())
+    assert len(listed) == document.read_text().count("` in `")
+    for value, unit, name, path in listed:
         assert Fraction(value) * UNITS[unit] == in_code(name, path), name
 
 
