@@ -31,7 +31,7 @@ What may go wrong
 * It is stopped or asleep without work: UNUSED_NS into a turn that it could use, it is passed over until its gate looks
   again (`Slot.gate_waits`), or its monitor thread reports work queued ahead (hook/gate/baton.pyx, ``vgpu_wait_ahead``).
 * It is stopped with work, or its kernel is longer than the patience: after PATIENCE_NS the next one goes beside it, as
-  with leases (policy.md). Until it has drained it gets no turn, and all of that time is charged to it.
+  with leases (docs/scheduling.md). Until it has drained it gets no turn, and all of that time is charged to it.
 * It lies, or writes the word itself: what the page says is only what the relay said; it is written again at each look.
   MPS holds a process to the vGPU's SMs whatever it says, so a liar gains at most what a program without our hook gains.
 * Its hook is older and knows no baton (`Slot.baton` = 0): it runs beside the others, as it always did.

@@ -1,4 +1,4 @@
-"""Which vGPU holds the GPU, when, and for how long (docs/policy.md).
+"""Which vGPU holds the GPU, when, and for how long (docs/scheduling.md).
 
 ``leases``: events and commands. ``policy``: the constants. ``account``: one vGPU's virtual time, bucket and leases.
 ``run_queue``, ``base``: vGPUs that want the GPU; what both modes do. ``eevdf``, ``temporal``: turns in temporal mode.

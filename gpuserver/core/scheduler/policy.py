@@ -1,9 +1,10 @@
-"""The sharing policy's numbers: one frozen record, each with the reason it has that value.
+"""The scheduler's constants: one frozen record, each with the reason for its value.
 
-What a share means, and the algorithm's sources, stand in ``vgpu/share.py``: that is also the help text. Holding is
-charged, not computing: it is what the others could not use. The limit counts computing: that is what it promises.
+``vgpu/share.py`` says what a share means, and is the help text too. A guarantee counts the time that a vGPU holds the
+GPU, because other vGPUs cannot use that time. A limit counts the time that a vGPU computes.
 
-The values were found by simulation, beside an H200's hand-over costs; see ``docs/policy.md``.
+The values come from simulation and from measurements on an H200: ``docs/internals/policy-evidence.md``.
+``docs/internals/policy-constants.md`` is made from this file by ``python -m tests.ctl.references``.
 """
 
 from __future__ import annotations
@@ -23,83 +24,83 @@ class Policy:
     """Defaults of the policy. Times in nanoseconds."""
 
     period_ns: int = 40 * MILLISECOND
-    """P, temporal: every competing vGPU gets its share once in about this long. Grows with the hand-over cost."""
+    """P, temporal: every competing vGPU gets its share about once per period. It grows with the hand-over cost."""
     period_max_ns: int = 200 * MILLISECOND
+    """P does not grow beyond this."""
     period_short_ns: int = 24 * MILLISECOND
-    """P where each vGPU that takes turns has short bursts: a decoder's step waits for the others' turns."""
+    """P if each vGPU that takes turns has short bursts. A decoder's step waits for the other turns."""
     handover_loss_ppm: int = 7_000
-    """The period grows until hand-overs cost no more than this part of the time (0.7 %): a pair that loses nothing but
-    what the GPU itself needs has 57 ms, at which the step of a 30 % trainer varies least, too."""
+    """P grows until hand-overs cost no more than this part of the time."""
     period_hold_ns: int = SECOND
-    """The period changes at most this often …"""
+    """P changes at most this often."""
     period_step_ppm: int = 250_000
-    """… and by more than this part."""
+    """P changes by more than this part, or not at all."""
     quantum_min_ns: int = 5 * MILLISECOND
-    """At 3 ms, 64 vGPUs lose 5 % to hand-overs; at 10 ms they wait twice as long as at 5 ms."""
+    """The shortest token. Shorter ones lose more to hand-overs; longer ones make others wait."""
     quantum_max_ns: int = 100 * MILLISECOND
+    """The longest token."""
     handover_min_ns: int = 200 * MICROSECOND
+    """c, the mean of the measured hand-over costs, counts for at least this much."""
     handover_max_ns: int = 500 * MICROSECOND
-    """What the mean of the measured hand-over costs is clamped to: the GPU's own switch of contexts takes 138 µs."""
+    """c counts for at most this much. A trainer loses nothing in one lease and much in the next."""
     idle_credit_ns: int = 20 * MILLISECOND
-    """C: what a vGPU that wakes may be owed for its idleness, at most. 40 ms gains nothing more."""
+    """C: the most that a vGPU is owed for its idle time when it wakes."""
     wait_bucket_ns: int = 200 * MILLISECOND
-    """A vGPU that waits saves up limit × this, so that long turns of others do not cost it its limit."""
+    """A vGPU that waits saves up its limit times this, so that others' long turns do not cost it its limit."""
     tie_ns: int = MILLISECOND
-    """Deadlines this close are equal; the longest unserved goes first."""
+    """Deadlines this close are equal. The vGPU that was unserved for longest goes first."""
     decision_ns: int = 200 * MICROSECOND
-    """δ: from a decision to its effect; no end is moved closer than this."""
+    """δ: from a decision to its effect. No end moves closer than this."""
     guard_ns: int = 500 * MICROSECOND
     """A lease whose start is this close counts as started."""
     lookahead_ns: int = 2 * MILLISECOND
-    """Temporal: whether a holder goes on is decided this long before its end."""
+    """Temporal: the scheduler decides this long before a lease's end whether the holder goes on."""
     window_ns: int = 12 * MILLISECOND
-    """The most predicted GPU time in flight while others wait. A host that pauses for longer (an optimizer step) leaves
-    the GPU idle: ResNet-50 pairs on an H200 totalled 86 % at 1 ms, 90 % at 4, 93 % at 12 …"""
+    """The most predicted GPU time in flight while others wait. A host that pauses for longer leaves the GPU idle."""
     window_low_ns: int = 250 * MICROSECOND
-    """… and below a higher class that exists on this GPU."""
+    """The window below a higher class that exists on this GPU."""
     minimum_stay_handovers: int = 5
     """An open-ended lease is not cut for its own class before it lasted this many hand-over costs."""
     standby: bool = True
     """Idle vGPUs have standby leases: a request on a free GPU is answered without the scheduler."""
     grace_ns: int = 100 * MILLISECOND
-    """The longest that anyone waits for a predecessor to drain."""
+    """The longest wait for a predecessor to drain."""
     allowance_ns: int = 10 * MILLISECOND
-    """A vGPU with a limit that holds an open-ended lease is allowed more that often …"""
+    """A vGPU with a limit that holds an open-ended lease is allowed more this often."""
     allowance_ahead_ns: int = 12 * MILLISECOND
-    """… and what its bucket will get in this time at once: the scheduler may be late."""
+    """An allowance includes what the bucket will get in this time, because the scheduler may be late."""
     measure_ns: int = 50 * MILLISECOND
-    """The demand of vGPUs that compete is measured that often."""
+    """The demand of vGPUs that compete is measured this often."""
     shared_window_ns: int = 2 * MILLISECOND
-    """A shared lease that is to end has so long to end in. Light vGPUs have little in flight."""
+    """A shared lease that has to end does so within this time. Light vGPUs have little in flight."""
     slice_ns: int = 2050 * MICROSECOND
-    """A time slice of the GPU: beside sharers a turn may drain later by so much for each of them."""
+    """A time slice of the GPU. Beside sharers a turn may drain this much later for each of them."""
     tail_ns: int = 500 * MICROSECOND
-    """An overlap of two leases is the older one's work up to here. In a longer one the GPU went back and forth."""
+    """A shorter overlap of two leases is the older one's. In a longer one the GPU alternated between both."""
     bursty_ppm: int = 500_000
-    """Who gives back more than this part of its leases early waits for its answers: the period stays short. A trainer
-    whose host is late now and then does not: on an H200, ResNet-50 gave back 8 % in all, and five of eight at times."""
+    """A vGPU that returns more than this part of its leases early waits for its results. It keeps P short."""
 
     gang_late_ns: int = 2 * MILLISECOND
-    """A member of a gang that has not drained so long after its lease waits for the others: they are called again."""
+    """A gang's member that has not drained this long after its lease may wait for the others: they are called again."""
     gang_urgent_ns: int = 200 * MICROSECOND
-    """Its lease then: what is missing is often one kernel. A longer one would begin what the others do not have yet."""
+    """The lease of such a call. A longer one would begin a collective that the other member does not have yet."""
     gang_lapse_ns: int = 500 * MILLISECOND
-    """The word of another GPU Server binds nobody for longer than this: it may have died, or been stopped."""
+    """A message of another GPU Server binds a vGPU for this long. That server may have ended, or been stopped."""
 
     round_ns: int = 10 * MILLISECOND
-    """R, spatial: leases end at common boundaries. 5 ms doubles the leases, 20 ms the waits."""
+    """R, spatial: leases end at common boundaries. Shorter rounds have more leases, longer ones longer waits."""
     round_lookahead_ns: int = 5 * MILLISECOND
+    """A round is planned this long before it begins."""
     round_guard_ns: int = 1200 * MICROSECOND
-    """A round that begins this soon stays as it is: its leases may begin 0.7 ms early, and a decision beside 64 others
-    takes 0.3 ms until its effect, as a rule."""
+    """A round that begins this soon stays as it is: its leases may begin early, and a decision takes a while."""
     late_ns: int = 500 * MICROSECOND
-    """A holder predicted to drain this long after a boundary keeps its SMs for the next round."""
+    """A holder that is predicted to drain this long after a boundary keeps its SMs for the next round."""
     fill_min_ns: int = 2 * MILLISECOND
-    """Less than this left of a round is not worth a lease."""
+    """A shorter rest of a round is not worth a lease."""
     clock_lead_ns: int = 400 * MILLISECOND
     """The guarantee clock is at most this far ahead of the mean virtual time."""
     forced_rounds: int = 4
-    """Who has waited this many rounds' worth of its guarantee is placed first."""
+    """A vGPU that has waited this many rounds' worth of its guarantee is placed first."""
 
 
 DEFAULT_POLICY = Policy()

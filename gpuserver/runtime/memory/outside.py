@@ -1,7 +1,7 @@
 """Processes on the GPU that are in none of its vGPUs, and books that say more than the driver does.
 
 Preloading is cooperative: a program that was started without the hook, or took it out, is limited by nothing here. But
-the driver shows it, so it is seen, named and counted (docs/architecture.md, "What no gate sees").
+the driver shows it, so it is seen, named and counted (docs/internals/gated.md, "What no gate sees").
 """
 
 from __future__ import annotations
