@@ -25,15 +25,19 @@ here = {
 lacking = ' '.join(package for package, found in here.items() if not found)
 sys.exit('st-vgpu lacks what these packages of Debian and Ubuntu have: apt-get install ' + lacking if lacking else 0)
 endef
-$(VENV)/.installed: export LACKING := $(LACKING)
+$(VENV)/.builder: export LACKING := $(LACKING)
 
-$(VENV)/.installed: pyproject.toml
+# What builds the project, and nothing else.
+$(VENV)/.builder: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "no $(PYTHON) here; on Debian and Ubuntu: apt-get install python3-venv python3-dev gcc"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "st-vgpu needs Python 3.11 or newer; try: make PYTHON=python3.12 setup"; exit 1; }
 	@$(PYTHON) -c "$$LACKING" || exit 1
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --group build
+	@touch $@
+
+$(VENV)/.installed: $(VENV)/.builder
 	@$(BIN)/python setup.py --quiet build_ext --inplace & native=$$!; \
 	echo '$(BIN)/python -m pip install --quiet --no-compile --group dev  # while the native code is compiled, in a minute or two'; \
 	$(BIN)/python -m pip install --quiet --no-compile --group dev; tools=$$?; \
@@ -90,13 +94,12 @@ mutation: setup ## mutation testing of the decision cores (ten minutes); ONLY='g
 	$(BIN)/mutmut results
 
 # What was deleted since the last wheel must not come back. auditwheel names the oldest glibc that it loads on.
-wheel: setup ## a wheel under dist/: needs no compiler, for every Python from 3.11 on and glibc from 2.28
+wheel: $(VENV)/.builder ## a wheel under dist/, by the group `build` alone: it needs no compiler, for every Python from 3.11 on and glibc from 2.28
 	rm -rf build/lib* build/wheel
-	$(BIN)/python -m pip install --quiet --group wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 clean: ## remove what was built, keep .venv
-	rm -rf build dist mutants cython_ext/lib cython_ext/*.so
+	rm -rf build dist mutants cython_ext/lib cython_ext/*.so cython_ext/testing/*.so
 	find cython_ext -name '*.c' -delete
 	rm -f $(VENV)/.built

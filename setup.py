@@ -3,7 +3,7 @@
 Two kinds of artefact come out of ``cython_ext/``:
 
 * every ``cython_ext/*.pyx`` becomes an extension module for Python's Limited API, so that one wheel serves every
-  version from ``LEAST_PYTHON`` on;
+  version from ``LEAST_PYTHON`` on. Those of ``cython_ext/testing`` do, too, in a checkout; no wheel contains them;
 * each folder named in ``LIBRARIES`` becomes one plain shared library (no ABI tag in its name) under
   ``cython_ext/lib/``. Its ``.pyx`` files hold nothing but ``noexcept nogil`` functions, so the linker can drop
   the module initialisers, and with them every reference to libpython. ``-z defs`` proves it: a Python symbol
@@ -24,6 +24,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 NATIVE = Path("cython_ext")
+TESTING = NATIVE / "testing"  # its modules serve tests and benchmarks only
 DIRECTIVES = ["boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False"]
 LEAST_PYTHON = (3, 11)  # of the Limited API: the first whose has the buffer protocol
 # Cython writes its loops with a signed bound over unsigned counters, and keeps inline functions nobody calls.
@@ -68,18 +69,25 @@ class BuildNative(build_ext):
     def finalize_options(self) -> None:
         super().finalize_options()
         self.parallel = self.parallel or os.cpu_count()
+        if not self.inplace:
+            testing = ".".join(TESTING.parts)
+            self.extensions = [module for module in self.extensions if module.name.rpartition(".")[0] != testing]
 
     def run(self) -> None:
         if self.editable_mode:
             # It compiles into an empty folder. What lies in the source tree, newer than what it is made of, will do.
-            self.mkpath(str(Path(self.build_lib) / NATIVE))
-            for module in NATIVE.glob("*.abi3.so"):
+            self.mkpath(str(Path(self.build_lib) / TESTING))
+            for module in NATIVE.rglob("*.abi3.so"):
                 self.copy_file(str(module), str(Path(self.build_lib) / module))
         super().run()
         if self.inplace:
             # Python prefers a module built for it alone, so one of an earlier build would stand before the new one.
-            for stale in NATIVE.glob("*.cpython-*.so"):
+            for stale in NATIVE.rglob("*.cpython-*.so"):
                 stale.unlink()
+            # A module whose source moved or went would still be imported, and packed.
+            for module in NATIVE.rglob("*.abi3.so"):
+                if not module.with_name(module.name.partition(".")[0] + ".pyx").exists():
+                    module.unlink()
         lib_root = Path("." if self.inplace else self.build_lib) / NATIVE / "lib"
         changed_s = max(newest("*.pyx", "*.pxd", "*.h", "*.map"), Path(__file__).stat().st_mtime)
         for library in LIBRARIES:
@@ -129,7 +137,7 @@ def extensions() -> list[Extension]:
     headers = [str(p) for pattern in ("*.pxd", "*.h", "logic/*.pxd", "sim/*.pxd") for p in NATIVE.glob(pattern)]
     return [
         Extension(
-            f"cython_ext.{source.stem}",
+            ".".join(source.with_suffix("").parts),
             [str(source)],
             include_dirs=[str(NATIVE)],
             extra_compile_args=COMMON_CFLAGS,
@@ -138,7 +146,7 @@ def extensions() -> list[Extension]:
             py_limited_api=True,
             depends=headers,
         )
-        for source in sorted(NATIVE.glob("*.pyx"))
+        for source in sorted([*NATIVE.glob("*.pyx"), *TESTING.glob("*.pyx")])
     ]
 
 

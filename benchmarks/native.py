@@ -1,7 +1,7 @@
 """Latencies of the native path, and what it costs: hook → relay → dispatcher → GO, and lease back after a kill.
 
-Each vGPU has a relay in a process of its own, as brokers have; the dispatcher and the played hooks live in this one. No
-CUDA and no scheduler: leases are published ahead, as the scheduler would. Prints a table; asserts nothing. Figures
+Each vGPU has a relay in a process of its own, as brokers have. The dispatcher and the emulated hooks run in this one.
+No CUDA and no scheduler: leases are published ahead, as the scheduler would. Prints a table; asserts nothing. Figures
 depend on how busy the machine is: ``load`` says how busy it was.
 
     python -m benchmarks.native [--vgpus 64] [--samples 2000]
@@ -25,8 +25,8 @@ from cython_ext.activitypage import ActivityPage
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import EventKind, PageMode
-from cython_ext.rehearsal import Process
 from cython_ext.relaypage import RelayPage
+from cython_ext.testing.fake_peer import Process
 
 HOUR_NS = 3_600_000_000_000
 PATIENCE_NS = 10_000_000_000
@@ -49,7 +49,7 @@ VICTIM = """
 import sys
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
-from cython_ext.rehearsal import Process
+from cython_ext.testing.fake_peer import Process
 activity, grants = map(int, sys.argv[1:])
 process = Process(ActivityPage.map(activity), GrantsPage.map_readonly(grants), 1)
 ballast = bytearray(256 << 20)
@@ -65,7 +65,7 @@ sys.stdin.read()
 
 
 class Card:
-    """``size`` vGPUs with relays in processes of their own and one played hook each."""
+    """``size`` vGPUs with relays in processes of their own and one emulated hook each."""
 
     def __init__(self, size: int, owned: ExitStack) -> None:
         self.owned = owned

@@ -474,6 +474,7 @@ cdef inline void table_remove(LeaseTable* table, uint32_t key, int64_t now_ns) n
     put(table.touched, key, 1)
 
 
+cdef uint32_t lease_epoch(object value) except 0
 cdef int read_turn(
     PublishedLease* published, object epoch, object start_ns, object end_ns, object after, object go_by_ns, bint early,
     bint on_want, bint alone, object window_ns,

@@ -21,7 +21,7 @@ from contextlib import contextmanager
 from ctypes import byref, c_int, c_size_t, c_ubyte, c_uint, c_uint64, c_ushort, c_void_p
 from typing import Final
 
-from cython_ext.nativememory import Pieces
+from cython_ext.testing.bindings_memory import Pieces
 from vgpu.workload.driver import CudaError, Gpu
 from vgpu.workload.kernels import PTX
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cython_ext.nativelogic import EARLY_NS
+from cython_ext.testing.bindings_logic import EARLY_NS
 from gpuserver.core.scheduler.leases import (
     AccountState,
     Added,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from cython_ext.nativelogic import EARLY_NS
+from cython_ext.testing.bindings_logic import EARLY_NS
 from gpuserver.core.scheduler.leases import AccountState, Added, Lease, Priority, Share
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
 from gpuserver.core.scheduler.rounds import SpatialScheduler

@@ -23,7 +23,7 @@ import msgpack
 
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
-from cython_ext.rehearsal import Process
+from cython_ext.testing.fake_peer import Process
 
 ROOT = Path(__file__).parents[2]
 

@@ -13,7 +13,7 @@ import pytest
 
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
-from cython_ext.rehearsal import Process
+from cython_ext.testing.fake_peer import Process
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from tests.integration.strangers import crowd

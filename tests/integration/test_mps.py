@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from client_hook.environment import simulation_libraries
-from cython_ext import nativememory as native
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
-from cython_ext.rehearsal import Process
+from cython_ext.testing import bindings_memory as native
+from cython_ext.testing.fake_peer import Process
 from gpuserver.device.mps import MOST_PROCESSES
 from tests.integration.node import ROOT, SimulatedNode, eventually
 from tests.integration.process import attach_request, knock

@@ -12,9 +12,9 @@ from cython_ext.activitypage import ActivityPage
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import Event, EventKind, PageMode
-from cython_ext.rehearsal import Process
 from cython_ext.relay import Relay
 from cython_ext.relaypage import RelayPage
+from cython_ext.testing.fake_peer import Process
 
 MS = 1_000_000
 PATIENCE_S = 60.0

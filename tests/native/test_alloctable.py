@@ -6,7 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, multiple, rule
 
-from cython_ext import nativememory as native
+from cython_ext.testing import bindings_memory as native
 
 
 class TableTwin(RuleBasedStateMachine):

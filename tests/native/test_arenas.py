@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cython_ext.nativememory import ARENA_BYTES, UNIT_BYTES, Arenas
+from cython_ext.testing.bindings_memory import ARENA_BYTES, UNIT_BYTES, Arenas
 
 BASE = 0x7F00_0000_0000
 sizes = st.one_of(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cython_ext import nativelogic as native
-from cython_ext.nativelogic import (
+from cython_ext.testing import bindings_logic as native
+from cython_ext.testing.bindings_logic import (
     FOREVER_NS,
     LEASE_OPEN,
     NOBODY,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext.nativelogic import Demand, Durations
+from cython_ext.testing.bindings_logic import Demand, Durations
 
 US, MS = 1_000, 1_000_000
 KEY = (7, 1, 1, 1, 128, 1, 1, 0)

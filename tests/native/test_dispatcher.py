@@ -18,8 +18,8 @@ from cython_ext.dispatcher import Dispatcher
 from cython_ext.grantspage import GrantsPage
 from cython_ext.page import PageError
 from cython_ext.readings import EventKind, GrantsFlag
-from cython_ext.rehearsal import Voice
 from cython_ext.relaypage import RelayPage
+from cython_ext.testing.fake_peer import Voice
 from tests.native.stage import MS, Listener, eventually, grants, readable
 from tests.processes import ended
 
@@ -379,7 +379,7 @@ SLEEPER = """
 import sys
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
-from cython_ext.rehearsal import Process
+from cython_ext.testing.fake_peer import Process
 page = GrantsPage.map_readonly(int(sys.argv[1]))
 activity = ActivityPage.create()
 process = Process(activity, page, 0)

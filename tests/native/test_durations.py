@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cython_ext import nativelogic as native
-from cython_ext.nativelogic import UNKNOWN_NS
+from cython_ext.testing import bindings_logic as native
+from cython_ext.testing.bindings_logic import UNKNOWN_NS
 
 Key = tuple[int, int, int, int, int, int, int, int]
 

@@ -8,8 +8,16 @@ import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
-from cython_ext import nativelogic as native
-from cython_ext.nativelogic import FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, UNKNOWN_NS, GateVerdict, LeaseRecord, PlanRecord
+from cython_ext.testing import bindings_logic as native
+from cython_ext.testing.bindings_logic import (
+    FOREVER_NS,
+    LEASE_ON_GO,
+    LEASE_OPEN,
+    UNKNOWN_NS,
+    GateVerdict,
+    LeaseRecord,
+    PlanRecord,
+)
 
 SUBMIT, WAIT_BACKLOG, WAIT_LEASE = native.GATE_SUBMIT, native.GATE_WAIT_BACKLOG, native.GATE_WAIT_LEASE
 MS = 1_000_000

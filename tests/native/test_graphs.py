@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from cython_ext.nativelogic import UNKNOWN_NS, Graphs, SmallTransferBudget, size_class
+from cython_ext.testing.bindings_logic import UNKNOWN_NS, Graphs, SmallTransferBudget, size_class
 
 MS = 1_000_000
 PAYS_NS = 400_000

@@ -10,9 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from cython_ext.lease_table import PyLeaseTable
-from cython_ext.nativelogic import EARLY_NS
 from cython_ext.readings import EventKind
+from cython_ext.testing.bindings_lease_table import PyLeaseTable
+from cython_ext.testing.bindings_logic import EARLY_NS
 
 KEYS = (0, 64, 255)
 QUIET_NS = 200_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import array
 import threading
 
-from cython_ext import nativememory as native
+from cython_ext.testing import bindings_memory as native
 
 
 def test_threads_exclude_each_other_and_none_sleeps_for_ever() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext.nativelogic import (
+from cython_ext.testing.bindings_logic import (
     METER_KEYS,
     STEADY_FACTOR,
     TIMED_APART_NS,

@@ -10,8 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cython_ext import nativelogic as native
-from cython_ext.nativelogic import FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, GateVerdict, LeaseRecord, PlanRecord
+from cython_ext.testing import bindings_logic as native
+from cython_ext.testing.bindings_logic import FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, GateVerdict, LeaseRecord, PlanRecord
 
 MS = 1_000_000
 WINDOW_NS = 2 * MS

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from cython_ext import nativememory as native
 from cython_ext.activitypage import ActivityPage, SlotsFull
 from cython_ext.grantspage import GrantsPage
 from cython_ext.page import PageError
 from cython_ext.readings import GrantsFlag, PageMode, SlotState
 from cython_ext.relaypage import RelayPage
+from cython_ext.testing import bindings_memory as native
 
 GIB = 2**30
 PROCESSES = slice(44, 48)  # of an activity page: cython_ext/layout.pxd

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cython_ext.nativememory import PIECE_BYTES, SMALL_BYTES, Pieces, pieces_for, pieces_for_rows
+from cython_ext.testing.bindings_memory import PIECE_BYTES, SMALL_BYTES, Pieces, pieces_for, pieces_for_rows
 
 BASE = 0x7F00_0000_0000
 

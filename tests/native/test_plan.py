@@ -9,8 +9,8 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext import nativelogic as native
-from cython_ext.nativelogic import LeaseRecord, PlanRecord
+from cython_ext.testing import bindings_logic as native
+from cython_ext.testing.bindings_logic import LeaseRecord, PlanRecord
 from tests.native.tracing import killed_after_instructions, let_finish, step, traced_child
 
 words = st.integers(0, 2**32 - 1)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from cython_ext import nativememory as native
+from cython_ext.testing import bindings_memory as native
 
 MIB = 1 << 20
 STEP = native.POOL_STEP

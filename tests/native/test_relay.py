@@ -12,9 +12,9 @@ import pytest
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.page import PageError
 from cython_ext.readings import EventKind
-from cython_ext.rehearsal import Process
 from cython_ext.relay import Relay
 from cython_ext.relaypage import RelayPage
+from cython_ext.testing.fake_peer import Process
 from tests.native.stage import KEY, MS, Listener, Stage, eventually, grants
 
 RING_BURST, RING_REFILL_NS = 256, MS // 2  # cython_ext/relay.pyx

@@ -9,8 +9,8 @@ import time
 import pytest
 
 from cython_ext.readings import EventKind, PageMode
-from cython_ext.rehearsal import Process
 from cython_ext.relay import Relay
+from cython_ext.testing.fake_peer import Process
 from tests.native.stage import KEY, MS, Stage, eventually
 
 BATON_OFFSET = 48

@@ -18,7 +18,7 @@ CHILD = """
 import sys
 from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
-from cython_ext.rehearsal import Process
+from cython_ext.testing.fake_peer import Process
 activity, grants, slot = (int(word) for word in sys.argv[1:4])
 process = Process(ActivityPage.map(activity), GrantsPage.map_readonly(grants), slot)
 process.activate()

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from cython_ext.rehearsal import Revocation
+from cython_ext.testing.fake_peer import Revocation
 from tests.tiers import slow
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from cython_ext import nativememory as native
+from cython_ext.testing import bindings_memory as native
 from tests.native.namespaces import fork_apart
 from tests.native.tracing import killed_after_instructions
 

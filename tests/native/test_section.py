@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cython_ext import nativememory as native
+from cython_ext.testing import bindings_memory as native
 from tests.native.namespaces import fork_apart
 from tests.native.tracing import killed_after_instructions
 

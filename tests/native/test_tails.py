@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from cython_ext.lease_table import PyLeaseTable
 from cython_ext.readings import EventKind
+from cython_ext.testing.bindings_lease_table import PyLeaseTable
 
 HUSH_NS = 5_000_000
 

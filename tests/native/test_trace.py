@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext import nativelogic as native
 from cython_ext.activitypage import ActivityPage
-from cython_ext.nativememory import ACTIVITY_BYTES, SLOT_BYTES
 from cython_ext.readings import TraceKind, TraceReading
-from cython_ext.rehearsal import Process
+from cython_ext.testing import bindings_logic as native
+from cython_ext.testing.bindings_memory import ACTIVITY_BYTES, SLOT_BYTES
+from cython_ext.testing.fake_peer import Process
 from tests.native.stage import grants
 from tests.native.test_window import Gpu, Step, play, steps
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cython_ext import nativelogic as native
+from cython_ext.testing import bindings_logic as native
 
 US, MS = 1_000, 1_000_000
 

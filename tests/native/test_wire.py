@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cython_ext import nativewire as native
+from cython_ext.testing import bindings_wire as native
 
 keys = st.text(max_size=40)
 scalars = st.one_of(

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cython_ext import nativewire as native
+from cython_ext.testing import bindings_wire as native
 from tests.native.test_wire import messages
 from vgpu.protocol.codec import MAX_HOOK_BYTES, Decoder, ProtocolError, encode
 

@@ -12,8 +12,8 @@ from typing import cast
 import pytest
 import trio
 
-from cython_ext.nativememory import STORE_HEADER_BYTES, Blocks
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
+from cython_ext.testing.bindings_memory import STORE_HEADER_BYTES, Blocks
 from gpuserver.core.states.residency import HostMemory
 from gpuserver.runtime.lifecycle.reports import BrokerReports
 from gpuserver.runtime.memory.stores import SWEEP_MOST, USED_UP, Stores

@@ -13,8 +13,8 @@ import trio
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import GrantsFlag
-from cython_ext.rehearsal import Voice
 from cython_ext.relaypage import RelayPage
+from cython_ext.testing.fake_peer import Voice
 from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.scheduler.leases import AccountState, Share
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy

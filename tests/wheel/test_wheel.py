@@ -1,4 +1,4 @@
-"""The wheel: one for every Python, with all that people need and nothing else.
+"""The wheel: one for every Python, with all that people need and nothing else, made by what builds it alone.
 
 Nothing is compiled here: what was built in place is laid where the build would have put it, newer than its sources.
 """
@@ -16,6 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gpuserver", "vgpu", "client_hook", "cython_ext")
+TESTING = "cython_ext/testing/"
 NEWEST_GLIBC = (2, 28)
 
 
@@ -80,7 +81,47 @@ def test_it_holds_every_file_that_a_package_reads(contents: Path) -> None:
     """Modules, and what lies beside them: pages and their assets, templates."""
     built_from = (".pyx", ".pxd", ".c", ".h", ".map", ".md")
     expected = {file for file in sources(*PACKAGES) if not file.endswith(built_from)}
-    assert expected - files(contents) == set()
+    assert {file for file in expected - files(contents) if not file.startswith(TESTING)} == set()
+
+
+def test_it_holds_no_test_only_binding(contents: Path) -> None:
+    names = {source.stem for source in (ROOT / TESTING).glob("*.pyx")}
+    assert names >= {"bindings_logic", "bindings_memory", "bindings_wire", "bindings_lease_table", "fake_peer"}
+    assert not {file for file in files(contents) if file.startswith(TESTING) or Path(file).name.split(".")[0] in names}
+
+
+def test_its_native_modules_are_imported_without_the_test_only_ones(contents: Path) -> None:
+    names = [f"cython_ext.{source.stem}" for source in (ROOT / "cython_ext").glob("*.pyx")]
+    program = (
+        f"import importlib, sys; sys.path.insert(0, {str(contents)!r})\n"
+        f"for name in {names!r}: print(importlib.import_module(name).__file__)"
+    )
+    ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert [Path(line).parent for line in ran.stdout.splitlines()] == [contents / "cython_ext"] * len(names)
+
+
+def test_no_product_code_imports_a_test_only_binding() -> None:
+    """The contract in ``.importlinter`` sees no import of a native module's names."""
+    imports = re.compile(r"cython_ext\.testing\b|cython_ext\s+c?import\s+(?:\([^)]*|[^(\n]*)\btesting\b")
+    code = {file for file in sources(*PACKAGES) if file.endswith((".py", ".pyi", ".pyx", ".pxd"))}
+    importing = {file for file in code if imports.search((ROOT / file).read_text())}
+    assert {file for file in importing if not file.startswith(TESTING)} == set()
+    for statement in (
+        "from cython_ext.testing.bindings_logic import EARLY_NS",
+        "from cython_ext import readings, testing",
+        "from cython_ext import (\n    readings,\n    testing,\n)",
+        "import cython_ext.testing.fake_peer",
+    ):
+        assert imports.search(statement)
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
+def test_making_it_installs_what_builds_it_and_no_tools(tmp_path: Path) -> None:
+    command = ["make", "--dry-run", "--no-print-directory", "wheel", f"VENV={tmp_path}"]
+    said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert re.findall(r"pip install .*--group (\w+)", said) == ["build"]
+    assert not re.search(r"--editable|setup\.py", said)
 
 
 def test_it_holds_what_is_put_on_a_machine(contents: Path) -> None:

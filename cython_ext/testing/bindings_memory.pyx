@@ -1,5 +1,7 @@
-"""Ledger, robust words, lock, allocation table, pieces, arenas, stores and pools of ``cython_ext/logic``; see
-``nativelogic``."""
+"""Ledger, robust words, lock, allocation table, pieces, arenas, stores and pools of ``cython_ext/logic``, for Python.
+
+``bindings_logic`` describes these bindings.
+"""
 
 import os
 from typing import NamedTuple
@@ -29,7 +31,7 @@ SECTION_NAMED = section.SECTION_NAMED
 
 
 def forget_thread():
-    """The child of a fork has another TID than the thread that made it."""
+    """Read the TID anew: the child of a fork has another TID than the thread that forked."""
     robust.robust_forget()
 
 
@@ -85,7 +87,7 @@ cdef int ledger_operation(
 
 
 cdef int older_lock(uint32_t* word, int64_t until_ns) noexcept nogil:
-    """As hooks of before took the ledger's lock: under their TID, named to the kernel while they wait and hold it."""
+    """Take the ledger's lock as older hooks did: under their TID, which the kernel knows meanwhile."""
     cdef robust.RobustThread* thread = robust.robust_thread()
     cdef uint32_t seen
     thread.interrupted = thread.head.list_op_pending
@@ -112,15 +114,15 @@ cdef void older_unlock(uint32_t* word) noexcept nogil:
 cdef class Activity:
     """An ActivityPage in a writable buffer of at least ACTIVITY_BYTES.
 
-    An operation on a slot takes the lock under the slot's name. Where others may want it meanwhile, the process that
-    plays the slot calls ``live`` first: a name whose slot is not alive is a dead one.
+    An operation on a slot takes the lock under the slot's name. If other processes may want the lock meanwhile, the
+    process that emulates the slot calls ``live`` first: a name whose slot is not alive counts as dead.
     """
 
     cdef uint8_t[::1] memory
     cdef ActivityPage* page
-    cdef int own_slot                # that ``lock`` has taken for this process, if its id is ``own_pid``
+    cdef int own_slot                # ``lock`` took it for the process ``own_pid``
     cdef int own_pid
-    cdef uint32_t locked             # under that name
+    cdef uint32_t locked             # the name under which this process took the lock
 
     def __cinit__(self, uint8_t[::1] memory not None):
         if memory.shape[0] < <Py_ssize_t>sizeof(ActivityPage):
@@ -134,7 +136,7 @@ cdef class Activity:
         self.own_pid = 0
 
     cdef uint32_t name(self, uint32_t slot):
-        """Of the process in the slot; made if it has none."""
+        """The name of the process in the slot. A process without a name gets one."""
         if slot >= _MAX_PROCESSES:
             return section.section_name(slot, 0)
         if load32(&self.page.slots[slot].ledger_name) == 0:
@@ -145,7 +147,7 @@ cdef class Activity:
         return section.section_broker(load32(&self.page.broker_epoch))
 
     def live(self, uint32_t slot):
-        """This process is that of the slot, under a new name, until this thread dies. ROBUST_*, of its ``alive``."""
+        """This process emulates the slot, under a new name, until this thread ends. ROBUST_* of its ``alive``."""
         cdef int result = robust.robust_hold(self.alive_word(slot))
         if result == robust.ROBUST_LOCKED:
             store32(&self.page.slots[slot].ledger_name, 0)
@@ -179,7 +181,7 @@ cdef class Activity:
         return result
 
     def reap(self, uint32_t slot):
-        """As the broker does: (LEDGER_*, freed bytes)."""
+        """Reap the slot as the broker does: (LEDGER_*, freed bytes)."""
         cdef uint32_t name = self.broker()
         cdef uint64_t freed_bytes
         cdef int result
@@ -191,12 +193,15 @@ cdef class Activity:
         return self.operate(OP_CHECK, self.broker(), 0, 0, 0)
 
     def stepped(self, str operation, uint32_t slot=0, uint32_t kind=0, uint64_t size_bytes=0, uint64_t limit_bytes=0):
-        """Stop this process by SIGSTOP, do one operation, stop again: a tracer steps through what lies between. It is
-        the broker's to reap and to check; for the others this process lives in the slot, or comes to with "hold"."""
+        """Do one operation between two stops by SIGSTOP: a tracer steps through the instructions between them.
+
+        "reap" and "check" are operations of the broker. For the others this process emulates the slot; "hold" begins
+        that.
+        """
         cdef int chosen = LEDGER_OPERATIONS[operation]
         cdef uint32_t name
         cdef int result
-        robust.robust_thread()                       # the two system calls of a thread's first use come before
+        robust.robust_thread()                       # the first use in a thread makes two system calls
         if chosen == OP_REAP or chosen == OP_CHECK or chosen == OP_HOLD:
             name = self.broker()
         else:
@@ -209,7 +214,7 @@ cdef class Activity:
         return result
 
     def churn(self, uint32_t slot, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes):
-        """Live in the slot, and reserve, commit, release for ever: somebody kills this process."""
+        """Emulate the slot, and reserve, commit and release until a test kills this process."""
         cdef uint32_t name
         self.live(slot)
         name = self.name(slot)
@@ -223,8 +228,10 @@ cdef class Activity:
                     ledger.ledger_release(self.page, name, slot, kind, size_bytes)
 
     def lock(self, int64_t timeout_ns, int slot=-1):
-        """Take the ledger's lock, as an operation of the slot's process does: ROBUST_*. −1: of this process, which
-        lives in a slot that was free, from its first lock on."""
+        """Take the ledger's lock, as an operation of the slot's process does: ROBUST_*.
+
+        With −1, this process emulates a free slot from its first lock on.
+        """
         cdef uint32_t name
         cdef int result
         if slot < 0:
@@ -249,7 +256,7 @@ cdef class Activity:
         raise RuntimeError("no slot of the page is free")
 
     def lock_as_broker(self, int64_t timeout_ns):
-        """As the broker of the page's epoch: ROBUST_*."""
+        """Take the ledger's lock as the broker of the page's epoch: ROBUST_*."""
         cdef uint32_t name = self.broker()
         cdef int result
         with nogil:
@@ -259,7 +266,7 @@ cdef class Activity:
         return result
 
     def next_broker(self, bint older=False):
-        """Another broker takes over; ``older``: one that puts its TID in the lock."""
+        """Another broker takes over. ``older``: that broker puts its TID in the lock."""
         store32(&self.page.broker_epoch, load32(&self.page.broker_epoch) + 1)
         if not older:
             store32(&self.page.naming_epoch, load32(&self.page.broker_epoch))
@@ -268,14 +275,14 @@ cdef class Activity:
         section.section_leave(self.page, self.locked)
 
     def older_live(self, uint32_t slot):
-        """This process is that of the slot, with a hook of before: it shows no name. ROBUST_*."""
+        """This process emulates the slot with an older hook, which shows no name. ROBUST_*."""
         cdef int result = robust.robust_hold(self.alive_word(slot))
         store32(&self.page.slots[slot].ledger_name, 0)
         store32(&self.page.slots[slot].state, SLOT_ACTIVE)
         return result
 
     def older_lock(self, int64_t timeout_ns):
-        """As a hook of before: ROBUST_*."""
+        """Take the ledger's lock as an older hook: ROBUST_*."""
         cdef int result
         with nogil:
             result = older_lock(ledger.ledger_word(self.page), now_ns() + timeout_ns)
@@ -293,7 +300,7 @@ cdef class Activity:
         store32(ledger.ledger_word(self.page), value)
 
     def hold_alive(self, uint32_t slot):
-        """Hold ``alive`` of the slot until this thread dies: ROBUST_*."""
+        """Hold ``alive`` of the slot until this thread ends: ROBUST_*."""
         return robust.robust_hold(self.alive_word(slot))
 
     def drop_alive(self, uint32_t slot):
@@ -337,7 +344,7 @@ cdef class Activity:
 
     @property
     def sum_bytes(self):
-        """Σ over the slots, read without the lock."""
+        """The sum over the slots, read without the lock."""
         return ledger.ledger_sum(self.page)
 
 
@@ -347,7 +354,7 @@ cdef class Lock:
     cdef uint32_t word
 
     def add_under(self, uint64_t[::1] counter not None, int times):
-        """Take, add one without atomics, release; ``times`` times, without the GIL."""
+        """Take the lock, add one without atomics, and release it, ``times`` times and without the GIL."""
         cdef int _i
         with nogil:
             for _i in range(times):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext.nativelogic import UNKNOWN_NS, Ahead, Backlog
+from cython_ext.testing.bindings_logic import UNKNOWN_NS, Ahead, Backlog
 
 MS = 1_000_000
 MOST_LAUNCHES = 600

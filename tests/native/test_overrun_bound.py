@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext import nativelogic as native
-from cython_ext.nativelogic import UNKNOWN_NS
+from cython_ext.testing import bindings_logic as native
+from cython_ext.testing.bindings_logic import UNKNOWN_NS
 
 MS = 1_000_000
 

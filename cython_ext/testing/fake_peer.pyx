@@ -1,7 +1,7 @@
-"""The other side of the pages, played from Python: for tests and benchmarks that need no CUDA.
+"""Emulated hooks and an emulated relay, for tests and benchmarks without CUDA.
 
-``Process`` is a hook without its care, ``Voice`` a relay without its processes. Waiting happens natively and without
-the GIL, so that what is measured or raced is the native path.
+``Process`` is an emulated hook: it reads and writes one slot of the pages as a hook does. ``Voice`` is an emulated
+relay without processes. Both wait in native code without the GIL, so that a test measures the native path.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -31,12 +31,12 @@ cdef extern from "sched.h" nogil:
     int sched_yield()
 
 cdef enum:
-    LOOK_NS = 1_000_000      # a return that was undone is noticed at the latest after this
-    SPINS = 1 << 14          # some 10 us; who does not come meanwhile may need this very core
+    LOOK_NS = 1_000_000      # a waiting hook reads the page again at the latest after this: a return may be undone
+    SPINS = 1 << 14          # some 10 us; after that, the other thread may need this very core
 
 
 cdef inline void meet(const uint32_t* word, uint32_t value) noexcept nogil:
-    """Until the other thread has written ``value``."""
+    """Wait until the other thread has written ``value``."""
     cdef uint32_t spins = 0
     while load32(word) != value:
         spins += 1
@@ -62,7 +62,7 @@ cdef uint32_t usable_epoch(Grants* grants, Activity* activity, Slot* slot, int64
 
 
 cdef class Process:
-    """One slot, used as a hook uses it. Not for slots that a real hook has."""
+    """An emulated hook in one slot. The slot must not belong to a real hook."""
 
     cdef ActivityPage activity_page
     cdef GrantsPage grants_page
@@ -86,18 +86,18 @@ cdef class Process:
             self.grants_page.unpin()
 
     def activate(self):
-        """Hold the slot's mutex for as long as this thread lives, and say that the slot is in use."""
-        robust_forget()          # we may be the child of a fork
+        """Hold the slot's mutex until this thread ends, and mark the slot as active."""
+        robust_forget()          # this process may be the child of a fork
         if robust_hold(<uint32_t*>&self.slot.alive) != ROBUST_LOCKED:
-            raise RuntimeError("somebody else holds this slot")
+            raise RuntimeError("another process holds this slot")
         store32(&self.slot.state, SLOT_ACTIVE)
 
     def release(self):
-        """Let go of the slot's mutex, as at a clean exit."""
+        """Release the slot's mutex, as a hook does at a clean exit."""
         robust_drop(<uint32_t*>&self.slot.alive)
 
     def pretend_active(self):
-        """In use, without holding the mutex: for races inside one process."""
+        """Mark the slot as active without holding its mutex: for races inside one process."""
         store32(&self.slot.state, SLOT_ACTIVE)
 
     def want(self):
@@ -106,19 +106,19 @@ cdef class Process:
         self.ring()
 
     def make_context(self, int64_t at_ns):
-        """By then there was a new one; a hook waits for its charge."""
+        """Report a new CUDA context at ``at_ns``. A hook waits until the broker has charged it."""
         storei64(&self.activity.context_ns, at_ns)
         self.ring()
 
     def submit(self, uint32_t epoch):
-        """Work goes to the GPU under a lease."""
+        """Record that the process submits work under the lease ``epoch``."""
         if load32(&self.slot.last_epoch) != epoch:
             storei64(&self.slot.first_submit_ns, now_ns())
         store32(&self.slot.last_epoch, epoch)
         exchange32(&self.slot.undrained, 1)
 
     def note(self, uint32_t kind, int64_t begin_ns, int64_t end_ns, uint64_t value=0, *, bint torn=0):
-        """A record for whoever traces; ``torn``: the process was killed in the middle of it."""
+        """Write a trace record. ``torn``: the process dies while it writes."""
         cdef TraceRecord* ring = &(<TracedActivity*>self.activity).rings[self.slot - self.activity.slots][0]
         trace_put(ring, &self.slot.traced, kind, begin_ns, end_ns, value)
         if torn:
@@ -126,11 +126,11 @@ cdef class Process:
 
     @property
     def traced(self):
-        """Whether somebody records."""
+        """Whether the GPU Server records a trace of this vGPU."""
         return load32(&self.grants.flags) & GRANTS_TRACED != 0
 
     def know_baton(self):
-        """Be one whose gate obeys the baton."""
+        """Mark the process as one that obeys the baton."""
         store32(&self.slot.baton, 1)
 
     def has_baton(self):
@@ -140,7 +140,7 @@ cdef class Process:
         ))
 
     def submit_with_baton(self, uint32_t epoch):
-        """As a gate does: say that there is work, then look again. Whether it went to the GPU."""
+        """Announce work, then read the baton again, as a gate does. Whether the work went to the GPU."""
         cdef uint32_t word = load32(&self.activity.baton)
         if not self.has_baton():
             return False
@@ -154,38 +154,38 @@ cdef class Process:
         return True
 
     def tell_sm_count(self, uint32_t count):
-        """What its driver says."""
+        """Report the number of SMs that the process's driver returned."""
         store32(&self.slot.sm_count, count)
 
     def finish(self):
-        """What was submitted has run; the lease goes on, and so does the want."""
+        """All submitted work has run. The lease goes on, and the process still wants it."""
         exchange32(&self.slot.undrained, 0)
         self.ring()
 
     def queue_ahead(self, uint32_t turn):
-        """Work waits on the GPU for the lease after ``turn``."""
+        """Queue work on the GPU ahead of the lease after ``turn``."""
         store32(&self.slot.turn, turn)
 
     def see_busy(self, int64_t for_ns=0):
-        """The hook's thread has looked: the GPU is busy, for so much longer by prediction."""
+        """Report, as the monitor thread does, that the GPU is busy and by prediction stays so for ``for_ns``."""
         storei64(&self.slot.counted_ns, now_ns())
         storei64(&self.slot.predicted_end_ns, now_ns() + for_ns)
         self.ring()
 
     def be_locked_out(self):
-        """The hook's thread lives, and cannot look: a thread of the program has the gate."""
+        """Report that the monitor thread lives, but a thread of the program holds the gate."""
         storei64(&self.slot.locked_out_ns, now_ns())
 
     def leave_unpredicted(self):
-        """Of what was submitted nobody knows how long it takes."""
+        """Report that the hook has no prediction for the submitted work."""
         store32(&self.slot.unpredicted, 1)
 
     def look(self):
-        """The gate waits, and has just looked whether it must go on waiting."""
+        """Count one check of a waiting gate."""
         store64(&self.slot.gate_waits, self.slot.gate_waits + 1)
 
     def drain(self, uint32_t epoch, busy_ns=0, int64_t at_ns=-1):
-        """All work under the lease has finished; the process still wants."""
+        """Report that all work under the lease has finished. The process still wants a lease."""
         store64(&self.slot.busy_ns, self.slot.busy_ns + <unsigned long>busy_ns)
         storei64(&self.slot.drained_ns, now_ns() if at_ns < 0 else at_ns)
         store32(&self.slot.drained_epoch, epoch)
@@ -193,12 +193,12 @@ cdef class Process:
         self.ring()
 
     def count(self, busy_ns):
-        """Work that has run, as the hook's meter counts it."""
+        """Add GPU time used, as the hook's meter does."""
         store64(&self.slot.busy_ns, self.slot.busy_ns + <unsigned long>busy_ns)
         storei64(&self.slot.counted_ns, now_ns())
 
     def affords(self):
-        """Whether the vGPU's limit lets it go on, where the lease has no end."""
+        """Whether the vGPU's limit allows more work under a lease without an end."""
         cdef uint64_t used_ns = <uint64_t>loadi64(&self.activity.busy_base_ns)
         cdef int64_t allowed_ns = loadi64(&self.grants.allowed_ns)
         cdef int i
@@ -210,12 +210,12 @@ cdef class Process:
         return <int64_t>used_ns < allowed_ns
 
     def close(self, uint32_t epoch):
-        """Nothing more is submitted under the lease, and what runs will soon have finished."""
+        """Report that the process submits nothing more under the lease and its work ends soon."""
         store32(&self.slot.tail_epoch, epoch)
         self.ring()
 
     def idle(self):
-        """Drained, and nothing wanted."""
+        """Report that all work has finished and the process wants no lease."""
         exchange32(&self.slot.undrained, 0)
         exchange32(&self.slot.want, 0)
         self.ring()
@@ -229,7 +229,7 @@ cdef class Process:
         return usable_epoch(self.grants, self.activity, self.slot, now_ns())
 
     def wait_lease(self, int64_t timeout_ns=30_000_000_000):
-        """Sleep until a lease is usable: (epoch, when that was seen). (0, now) after the time-out."""
+        """Sleep until a lease is usable: (its epoch, the time of that reading). (0, now) after the time-out."""
         cdef int64_t at_ns = now_ns()
         cdef int64_t until_ns = at_ns + timeout_ns
         cdef uint32_t change, epoch
@@ -244,7 +244,7 @@ cdef class Process:
         return epoch, at_ns
 
     def work(self, int64_t for_ns):
-        """Keep a core busy for so long, without the GIL."""
+        """Keep a core busy for ``for_ns``, without the GIL."""
         cdef int64_t until_ns = now_ns() + for_ns
         with nogil:
             while now_ns() < until_ns:
@@ -252,7 +252,7 @@ cdef class Process:
 
 
 cdef class Voice:
-    """What a vGPU's relay says to the dispatcher, without a relay. Not for keys that a real relay has."""
+    """An emulated relay of one vGPU. The key must not belong to a real relay."""
 
     cdef RelayPage relay_page
     cdef Relays* relays
@@ -270,7 +270,7 @@ cdef class Voice:
 
     def say(self, *, bint want, uint32_t returned_epoch=0, uint32_t drained_epoch=0, int64_t drained_ns=-1, busy_ns=0,
             int64_t longest_kernel_ns=0, uint32_t submitted_epoch=0, int64_t submitted_ns=0, bint ring=True):
-        """A report, with figures as of now. An epoch of 0 leaves the word as it is; ``drained_ns`` −1 is now."""
+        """Report to the dispatcher, as of now. An epoch of 0 leaves its word unchanged. ``drained_ns`` −1 is now."""
         cdef RelayEntry* entry = &self.relays.entries[self.key]
         store32(&entry.want, want)
         store64(&entry.busy_ns, busy_ns)
@@ -291,11 +291,14 @@ cdef class Voice:
 
 
 cdef class Revocation:
-    """A thread that launches and one that revokes, as often as they like: what the hook's fast path rests on
-    (hook/gate/fastpath.pxd, announce; hook/gate/track.pyx, all_outside). Each method is for a thread of its own."""
+    """A thread that launches against a thread that revokes the lease, for many rounds.
 
-    cdef uint32_t[128] words     # each on a line of its own
-    cdef uint32_t[1 << 20] far   # more than caches near the core hold
+    The hook's fast path relies on their order (hook/gate/fastpath.pxd, announce; hook/gate/track.pyx, all_outside).
+    Each method runs in a thread of its own.
+    """
+
+    cdef uint32_t[128] words     # each used one on a cache line of its own
+    cdef uint32_t[1 << 20] far   # more than the caches near the core hold
     cdef uint32_t* inside
     cdef uint32_t* open_epoch
     cdef uint32_t* begun
@@ -308,8 +311,10 @@ cdef class Revocation:
         )
 
     def launch(self, uint32_t rounds):
-        """Announce, and look whether the lease is open, once a round; behind stores that take long to leave the core,
-        as a driver's do, so that without a fence the announcement is late."""
+        """Announce a launch and read whether the lease is open, once a round.
+
+        Slow stores precede each announcement, as in a driver, so that without a fence it arrives late.
+        """
         cdef uint32_t index, store
         with nogil:
             for index in range(1, rounds + 1):
@@ -322,8 +327,11 @@ cdef class Revocation:
                 store32(self.ended, index)
 
     def revoke(self, uint32_t rounds, bint fenced):
-        """Shut the lease and look for announcements, once a round; how many were let through unseen. ``fenced``: as
-        the hook does, else with a fence of this thread alone. RuntimeError where the kernel cannot."""
+        """Close the lease and read the announcement, once a round. Returns how many launches passed unseen.
+
+        ``fenced``: with the hook's fence on all threads, else with a fence of this thread alone. Raises
+        ``RuntimeError`` if the kernel has no such fence.
+        """
         cdef uint32_t index, unseen = 0
         cdef bint seen, done = 1
         with nogil:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from cython_ext.nativelogic import BELIEVED_AFTER, BELIEVED_LAUNCHES, BELIEVED_NS, Belief
+from cython_ext.testing.bindings_logic import BELIEVED_AFTER, BELIEVED_LAUNCHES, BELIEVED_NS, Belief
 
 PACE_NS = BELIEVED_NS // 20
 

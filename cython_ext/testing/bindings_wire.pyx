@@ -1,4 +1,4 @@
-"""The wire format of ``cython_ext/logic`` for Python: ``nativelogic`` says how."""
+"""The wire format of ``cython_ext/logic`` for Python; ``bindings_logic`` describes these bindings."""
 
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free
@@ -37,13 +37,13 @@ cdef void put_value(wire.Writer* writer, value) except *:
 
 
 def encode_frame(dict message not None, size_t capacity=wire.FRAME_MAX_BYTES + wire.FRAME_HEADER_BYTES):
-    """Header and body; None if it does not fit into ``capacity`` bytes."""
+    """Header and body of a frame; None if the frame exceeds ``capacity`` bytes."""
     cdef wire.Writer writer
     cdef uint8_t* buffer = <uint8_t*>calloc(1, capacity + 1)
     cdef size_t length
     if buffer == NULL:
         raise MemoryError
-    buffer[capacity] = 0xA5                          # a sentinel: nothing is written beyond the end
+    buffer[capacity] = 0xA5                          # a sentinel: the writer must not write beyond the end
     try:
         wire.wire_begin(&writer, buffer, capacity)
         put_value(&writer, message)
@@ -89,7 +89,7 @@ cdef take_value(wire.Reader* reader):
 
 
 def decode_body(const uint8_t[::1] body not None):
-    """The map in ``body``; values of kinds a hook does not know come as None. ValueError if it is malformed."""
+    """The map in ``body``, with None for values of kinds unknown to a hook. ValueError if it is malformed."""
     cdef wire.Reader reader
     wire.wire_open(&reader, &body[0] if body.shape[0] else NULL, body.shape[0])
     value = take_value(&reader)
@@ -99,7 +99,7 @@ def decode_body(const uint8_t[::1] body not None):
 
 
 def skip_body(const uint8_t[::1] body not None):
-    """Bytes that one value takes at the start of ``body``; None if it is malformed."""
+    """The length in bytes of the value at the start of ``body``; None if it is malformed."""
     cdef wire.Reader reader
     wire.wire_open(&reader, &body[0] if body.shape[0] else NULL, body.shape[0])
     wire.wire_skip(&reader)
@@ -107,7 +107,7 @@ def skip_body(const uint8_t[::1] body not None):
 
 
 def find_in_body(const uint8_t[::1] body not None, bytes key not None, size_t capacity=256):
-    """(text or None, int or None, bool or None) under ``key``."""
+    """The value of ``key``: (text or None, int or None, bool or None)."""
     cdef wire.Reader reader
     cdef int64_t number
     cdef bint flag, found
@@ -126,5 +126,5 @@ def find_in_body(const uint8_t[::1] body not None, bytes key not None, size_t ca
 
 
 def frame_length(const uint8_t[::1] data not None):
-    """Length of the body a header announces; −1: header incomplete, −2: too long."""
+    """The length of the body according to its header; −1: the header is incomplete, −2: the body is too long."""
     return wire.wire_frame(&data[0] if data.shape[0] else NULL, data.shape[0])

@@ -1,7 +1,7 @@
 """Plan, gate, durations and window of ``cython_ext/logic``, the very code that runs inside applications, for Python.
 
-Thin by intent, as ``nativememory`` and ``nativewire`` are: each class holds one struct of a ``.pxd`` and each method is
-one call of it. What it means is said there.
+As in ``bindings_memory`` and ``bindings_wire``, each class holds one struct of a ``.pxd``, and each method calls one
+of its functions. The ``.pxd`` explains both.
 """
 
 from typing import NamedTuple
@@ -107,7 +107,7 @@ cdef class Grants:
             planning.publish_plan(self.page, &plan)
 
     def publish_counting(self, uint32_t first, uint32_t count):
-        """Publish plans whose every word is one number, first … first + count − 1, about one in a microsecond."""
+        """Publish plans, about one per microsecond. All words of a plan are one number: first … first + count − 1."""
         cdef Plan plan
         cdef uint32_t i
         cdef int _spin
@@ -121,7 +121,7 @@ cdef class Grants:
                     pause()
 
     def stepped_publish(self, record):
-        """Stop this process by SIGSTOP, publish, stop again: a tracer steps through what lies between."""
+        """Publish between two stops by SIGSTOP: a tracer steps through the instructions between them."""
         cdef Plan plan = plan_of(record)
         with nogil:
             kill(getpid(), SIGSTOP)
@@ -129,7 +129,7 @@ cdef class Grants:
             kill(getpid(), SIGSTOP)
 
     def stepped_read(self):
-        """As ``read``, between two stops by SIGSTOP."""
+        """Read the plan, as ``read`` does, between two stops by SIGSTOP."""
         cdef Plan plan
         cdef bint whole
         with nogil:
@@ -139,7 +139,7 @@ cdef class Grants:
         return PlanRecord(lease_record(&plan.current), lease_record(&plan.next)) if whole else None
 
     def read(self):
-        """The current plan, or None if the writer overtook every try."""
+        """The current plan, or None if the writer overtook each attempt."""
         cdef Plan plan
         cdef bint whole
         with nogil:
@@ -222,26 +222,26 @@ cdef class Durations:
         return durations.durations_predict(&self.table, entry), bool(durations.should_sample(entry))
 
     def mean_ns(self, key):
-        """(mean of its samples, of how many at most 16); None if the key is not in the table."""
+        """(the mean of the samples, their number up to 16); None if the key is not in the table."""
         cdef durations.LaunchKey wanted = key_of(key)
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         return None if entry == NULL else (entry.mean_ns, entry.means)
 
     def estimate_ns(self, key):
-        """None if the key is not in the table."""
+        """The estimate of the key; None if the key is not in the table."""
         cdef durations.LaunchKey wanted = key_of(key)
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         return None if entry == NULL else entry.estimate_ns
 
     def longest_ns(self, key):
-        """Likewise."""
+        """The longest time of the key; None if the key is not in the table."""
         cdef durations.LaunchKey wanted = key_of(key)
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         return None if entry == NULL else durations.durations_longest(&self.table, entry)
 
     @staticmethod
     def hash(key):
-        """What a launch of ``key`` is to the next one in its stream."""
+        """The ``after`` of the next launch in the stream of ``key``."""
         return key_of(key).hash
 
     def learn(self, key, uint32_t generation, int64_t sample_ns):
@@ -254,7 +254,7 @@ cdef class Durations:
         return entry != NULL and bool(durations.durations_steady(entry))
 
     def believe(self, key, int64_t sample_ns, uint32_t company_ppm=0):
-        """Of a key that is in the table. None: nothing."""
+        """What the table learns of a sample; None: nothing. The key must be in the table."""
         cdef durations.LaunchKey wanted = key_of(key)
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         if entry == NULL:
@@ -308,13 +308,13 @@ cdef class Backlog:
         self.backlog.discard = discard
 
     def closed_interval(self, int64_t since_ns):
-        """After a drain: what a trace has not been told of the busy interval that began at ``since_ns``."""
+        """After a drain: the part of the busy interval from ``since_ns`` on that no trace record covers yet."""
         cdef int64_t begin_ns = 0, end_ns = 0
         told = trace.trace_closed(&self.backlog, since_ns, &self.told_ns, &begin_ns, &end_ns)
         return (begin_ns, end_ns) if told else None
 
     def open_interval(self):
-        """While busy: the part that a trace is to be told now, if any."""
+        """While busy: the part of the interval that the next trace record covers, if one is due."""
         cdef int64_t begin_ns = 0, end_ns = 0
         told = trace.trace_part(&self.backlog, &self.told_ns, &begin_ns, &end_ns)
         return (begin_ns, end_ns) if told else None
@@ -370,7 +370,7 @@ cdef class Backlog:
 
 
 cdef class Meter:
-    """One thread's. Keys are as those of ``Durations``."""
+    """The meter of one thread. Its keys are those of ``Durations``."""
 
     cdef _Meter meter
 
@@ -386,7 +386,7 @@ cdef class Meter:
         return bool(metering.meter_takes(&self.meter, tag, owing))
 
     def times(self, uint64_t tag, int64_t mean_ns, uint32_t samples, int64_t now_ns, bint steady=0):
-        """(what was added for the launch, how many the timed launch stands for)."""
+        """(the time added for the launch, the number of launches that the timed launch represents)."""
         cdef metering.Timing timing = metering.meter_times(&self.meter, tag, mean_ns, samples, steady, now_ns)
         return timing.assumed_ns, timing.weight
 
@@ -422,7 +422,7 @@ cdef class Meter:
 
 
 cdef class Usage:
-    """A process's, of one vGPU."""
+    """The GPU time used by one process of a vGPU."""
 
     cdef _Usage usage
 
@@ -430,7 +430,7 @@ cdef class Usage:
         metering.usage_settle(&self.usage, spent_ns, busy_ns, drained)
 
     def meter(self, int64_t in_flight_ns=0):
-        """From here on work is submitted by the meter; so much runs still that the books observe."""
+        """The meter counts work from now on. Work of ``in_flight_ns`` still runs that the books observe."""
         metering.usage_takes_over(&self.usage, in_flight_ns)
 
     def tracks(self, int64_t predicted_ns):
@@ -459,7 +459,7 @@ cdef class Usage:
 
 
 cdef class Demand:
-    """A process's demand and its threads' waits."""
+    """The demand of one process and the waits of its threads."""
 
     cdef _Demand demand
     cdef _Waits waits, held_up
@@ -541,7 +541,7 @@ def size_class(uint64_t size_bytes):
 
 
 cdef class Ahead:
-    """Work queued ahead of a lease, beside the ``Backlog`` that it will join."""
+    """Work queued ahead of a lease, which joins the ``Backlog`` later."""
 
     cdef _Ahead ahead
 
@@ -586,14 +586,14 @@ def baton_until_ns(uint32_t word, int64_t end_ns):
 
 
 def baton_bound(record, int64_t until_ns):
-    """A ``PlanRecord`` as the gate takes it during a turn."""
+    """The ``PlanRecord`` that the gate uses while it holds the baton."""
     cdef Plan plan = plan_of(record)
     baton_logic.baton_bound(&plan, until_ns)
     return PlanRecord(lease_record(&plan.current), lease_record(&plan.next))
 
 
 cdef class Baton:
-    """The relay's side. ``looks``: slot → how often its gate has looked."""
+    """The relay's side of the baton."""
 
     cdef _Baton baton
 
@@ -602,7 +602,11 @@ cdef class Baton:
         baton_logic.baton_take_over(&self.baton, found, now_ns)
 
     def step(self, int64_t now_ns, wants=(), busy=(), looks=None, bint leased=True):
-        """Slots that want (or have work), and those that have work. Whether word or end changed."""
+        """Whether the word or the end changed.
+
+        ``wants``: the slots that want the GPU or have work. ``busy``: the slots that have work. ``looks``: how often
+        the gate of each slot has checked the baton.
+        """
         cdef _Processes seen
         seen.wants = seen.busy = 0
         seen.leased = leased
