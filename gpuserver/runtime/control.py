@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from gpuserver.core.admission.registry import Owner
 from gpuserver.core.observe.usage import Turns, advise
 from gpuserver.core.scheduler.interface import make_scheduler
-from gpuserver.core.scheduler.leases import AccountSnapshot, Mode
+from gpuserver.core.scheduler.leases import AccountSnapshot
 from gpuserver.runtime.brokers import LinkErrors
 from gpuserver.runtime.creation import Held, summary
 from gpuserver.runtime.migration import unwritten
@@ -78,6 +78,7 @@ from vgpu.protocol.meters import GpuMeters, VgpuMeters
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import serve, welcome
 from vgpu.protocol.stream import MessageStream
+from vgpu.share import Mode
 from vgpu.units import counted
 
 log = get_logger(__name__)

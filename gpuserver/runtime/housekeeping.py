@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from gpuserver.core.admission.partition import SM_STEP
 from gpuserver.runtime.brokers import ADMIT_S
 from gpuserver.runtime.readings import SAMPLE_S
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
+from vgpu.packing.partition import SM_STEP
 from vgpu.units import format_bytes
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ import trio
 
 from cython_ext.dispatcher import Dispatcher
 from cython_ext.relaypage import RelayPage
-from gpuserver.core.admission.lending import UNBOUNDED, Borrower, divide
 from gpuserver.core.admission.registry import GpuCapacity, PerUser, Registry, VgpuRecord
 from gpuserver.core.observe.unmanaged import Response, Unmanaged
 from gpuserver.core.observe.usage import Turns, Usage
 from gpuserver.core.scheduler.interface import make_scheduler
-from gpuserver.core.scheduler.leases import AccountState, Mode, VgpuIndex
+from gpuserver.core.scheduler.leases import AccountState, VgpuIndex
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.states.migration import AT_REST, MigrationState, Step
 from gpuserver.device.mps import MpsDaemon, client_priority
@@ -57,11 +56,13 @@ from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger
 from vgpu.openfiles import require
 from vgpu.pacing import Pace, and_more
+from vgpu.packing.lending import UNBOUNDED, Borrower, divide
 from vgpu.paths import NodePaths
 from vgpu.protocol.broker import Adopt, Attached, Died, Reaped
 from vgpu.protocol.messages import EventReading, ModeChoice
 from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import serve_links, until_replaced
+from vgpu.share import Mode
 from vgpu.units import format_bytes
 
 log = get_logger(__name__)

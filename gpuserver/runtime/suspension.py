@@ -27,11 +27,11 @@ from typing import TYPE_CHECKING, Final
 import trio
 
 from client_hook import interpreter
-from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.pidfd import Target, opened
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
+from vgpu.share import Mode
 from vgpu.units import counted, format_bytes, format_duration
 
 if TYPE_CHECKING:

@@ -17,12 +17,12 @@ import trio
 from cython_ext.readings import SlotReading
 from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.observe.trace import Recorder, noted
-from gpuserver.core.scheduler.leases import Mode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.limits import is_exempt
 from vgpu.protocol.messages import Notice
 from vgpu.protocol.trace import TraceChunk, TracedGpu, TracedVgpu
+from vgpu.share import Mode
 from vgpu.units import counted
 
 if TYPE_CHECKING:

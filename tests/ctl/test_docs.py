@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 import typer.main
 
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 from vgpu import retired
 from vgpu.ctl.exits import Exit
 from vgpu.ctl.main import app
 from vgpu.ctl.output import Column
 from vgpu.ctl.tables import GPUS, PROCESSES, VGPUS
 from vgpu.event_types import EventType
+from vgpu.share import PPM
 
 GIVEN_AS_LETTERS = {"--output", "--help", "--force", "--quiet", "--watch"}
 ROOT = Path(__file__).parents[2]

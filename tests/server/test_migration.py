@@ -14,7 +14,7 @@ import trio.lowlevel
 import trio.testing
 
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry, VgpuRecord
-from gpuserver.core.scheduler.leases import AccountState, Mode
+from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.runtime import migration
 from gpuserver.runtime.creation import Creations
@@ -25,6 +25,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.messages import Forward, Inspect, MigrateIn
+from vgpu.share import Mode
 from vgpu.spec import VgpuSpec
 
 ID = "vgpu-00000001"
