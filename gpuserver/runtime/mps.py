@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from gpuserver.device.mps import MpsDaemon, MpsLook
+from gpuserver.device.base import Partitioner, PartitionerStatus
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
 from vgpu.loggers import get_logger
@@ -33,14 +33,14 @@ class MpsWatch:
     ``pid`` None: there is none; ``reason`` then says why, if it was tried to start one.
     """
 
-    def __init__(self, daemon: MpsDaemon, attached: Callable[[], int], tell: Tell) -> None:
+    def __init__(self, daemon: Partitioner, attached: Callable[[], int], tell: Tell) -> None:
         self.lifecycle_lock = trio.Lock()
         self.restarts = 0
         self.reason = ""
         self._daemon = daemon
         self._attached = attached
         self._tell = tell
-        self._seen = MpsLook(None)
+        self._seen = PartitionerStatus(None)
         self._stopped = False
         self._present = 0
 
@@ -55,7 +55,7 @@ class MpsWatch:
                 if wanted() and not self._stopped:
                     await self.look()
                 else:
-                    self._seen, self.reason = MpsLook(None), ""
+                    self._seen, self.reason = PartitionerStatus(None), ""
             await trio.sleep(LOOK_S)
 
     async def stop(self) -> None:
@@ -68,7 +68,7 @@ class MpsWatch:
         # Who was there at the last look, too: by now the end of MPS may have ended them.
         before, present = self._seen, self._attached()
         attached, self._present = max(present, self._present), present
-        now = await trio.to_thread.run_sync(lambda: self._daemon.look(serving=attached > 0))
+        now = await trio.to_thread.run_sync(lambda: self._daemon.status(serving=attached > 0))
         self._seen = now
         hit = f"{counted(attached, 'process')} of this GPU may get errors from CUDA"
         if now.daemon is None:
@@ -90,7 +90,7 @@ class MpsWatch:
                 self.reason = str(error)
                 self._tell(EventType.MPS_FAILED, f"no MPS daemon: {error}")
             return
-        self._seen = await trio.to_thread.run_sync(lambda: self._daemon.look(serving=False))
+        self._seen = await trio.to_thread.run_sync(lambda: self._daemon.status(serving=False))
         self.reason = ""
         self.restarts += 1
         self._tell(EventType.MPS_RESTARTED, f"another MPS daemon runs (pid {self.pid}): new processes work")

@@ -13,7 +13,7 @@ from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.observe.usage import Seen, Turns, Usage
 from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, ServiceTotals, VgpuIndex
 from gpuserver.core.states.migration import Step
-from gpuserver.device.mps import client_priority
+from gpuserver.device.nvidia.mps import client_priority
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.outside import UnmanagedProcess
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded

@@ -27,8 +27,8 @@ from gpuserver.core.scheduler.interface import make_scheduler
 from gpuserver.core.scheduler.leases import AccountState, VgpuIndex
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.states.migration import AT_REST, MigrationState, Step
-from gpuserver.device.mps import MpsDaemon, client_priority
-from gpuserver.device.nvml import Activity, NvmlGpu
+from gpuserver.device.base import Activity, Checkpointer, Device, Partitioner
+from gpuserver.device.nvidia.mps import client_priority
 from gpuserver.device.pidfd import send
 from gpuserver.runtime.brokers import Brokers, find_broker
 from gpuserver.runtime.creation import Creations
@@ -98,10 +98,13 @@ class Settings:
 class GpuServer:
     """One GPU's vGPUs, their tokens and their memory. ``run`` until SIGTERM."""
 
-    def __init__(self, settings: Settings, gpu: NvmlGpu, daemon: MpsDaemon, journal: Journal) -> None:
+    def __init__(
+        self, settings: Settings, gpu: Device, daemon: Partitioner, checkpointer: Checkpointer, journal: Journal
+    ) -> None:
         self.settings = settings
         self.facts = gpu.facts
         self.daemon = daemon
+        self.checkpointer = checkpointer
         self.started = time.monotonic_ns()
         self.vgpus: dict[str, Vgpu] = {}
         self.place = GpuPlace(self.facts.index, self.facts.uuid, settings.simulated, _environment(settings))
@@ -165,6 +168,8 @@ class GpuServer:
         try:
             if self.facts.sm_count <= 0:
                 raise VgpuError(ErrorCode.MODE, "this driver does not tell how many SMs the GPU has")
+            if not self.gpu.capabilities.partitions:
+                raise VgpuError(ErrorCode.MODE, "MPS limits no process on this GPU to a part of the SMs")
             self.daemon.start()
         except VgpuError as error:
             if choice == "spatial":

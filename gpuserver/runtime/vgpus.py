@@ -15,7 +15,7 @@ from gpuserver.core.admission.origin import KEPT, Origin
 from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState, ServiceTotals
 from gpuserver.core.states.migration import AT_REST, MigrationState
-from gpuserver.device.nvml import GpuFacts
+from gpuserver.device.base import GpuFacts
 from gpuserver.runtime.journal import VgpuRow
 from vgpu.choices import OnServerLoss, Oversubscribe
 from vgpu.errors import VgpuError

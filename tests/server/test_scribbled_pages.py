@@ -25,7 +25,7 @@ from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.observe.usage import Turns, Usage
 from gpuserver.core.scheduler.leases import ServiceTotals
-from gpuserver.device.nvml import GpuFacts, MemoryUse
+from gpuserver.device.base import GpuFacts, MemoryUse
 from gpuserver.runtime.memory import MemoryWatch
 from gpuserver.runtime.readings import (
     GpuPlace,

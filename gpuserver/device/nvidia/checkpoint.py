@@ -1,16 +1,17 @@
-"""``python -m gpuserver.device.checkpoint PARENT suspend|resume|probe [OLD=NEW] PID:START:UIDS:GID…``: the driver's
-checkpoint calls.
+"""The driver's checkpoint calls, in a process of their own, and the ``Checkpointer`` that starts that process.
 
-They block for as long as memory is copied, seconds for tens of GiB, and need the driver library, which a GPU Server
-does not load: hence a process of its own. All processes or none; one that is gone meanwhile (or whose number is
-another's: START is when it began, in clock ticks) is no matter; one that runs as another user than UIDS and GID say is
-refused (gpuserver/device/pidfd.py). Prints one JSON object, with the processes that could
-not be brought into order as ``stuck``; exits with 0 if it is done. Ends with its parent, so that nobody is suspended
-whose server does not know. Either may be asked again, whatever became of the process that was asked before: what is to
-do, the driver tells.
+``python -m gpuserver.device.nvidia.checkpoint PARENT suspend|resume|probe [OLD=NEW] PID:START:UIDS:GID…``
 
-OLD=NEW, UUIDs: they were checkpointed on one GPU and are to be on another. The driver wants to be told of every GPU
-there is, and does not say where a process was: so the two change places, and NVML shows whether that was right.
+Reasons for a process: the calls block for as long as memory is copied, and they need the driver library, which a GPU
+Server does not load. The process ends with its parent, so that no process stays suspended unknown to its server. Each
+action may be repeated, whatever became of the process that did it before: the driver reports what is left to do.
+
+The action reaches all targets or none. A target that has ended is skipped; START, in clock ticks, detects a reused pid.
+A target that runs as another user than UIDS and GID allow is refused (gpuserver/device/pidfd.py). The output is one
+JSON object; ``stuck`` has the processes that are left between two states. The exit code is 0 if the action was done.
+
+OLD=NEW, UUIDs: the targets were checkpointed on one GPU and are restored on another. The driver needs a mapping of all
+GPUs, and does not report where a process was. So the two GPUs change places, and NVML shows whether that was right.
 
 Needs driver 570 or newer (580 for another GPU), the privileges of a debugger over the processes, and no MPS.
 """
@@ -21,14 +22,16 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
-from gpuserver.device.nvml import NvmlGpu
+from client_hook import interpreter
+from gpuserver.device.base import CheckpointAction, CheckpointOutcome, Onto
+from gpuserver.device.nvidia.nvml import NvmlGpu
 from gpuserver.device.pidfd import Target, opened
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
@@ -37,6 +40,7 @@ from vgpu.protocol.peer import is_alive
 LOCK_S: Final = 10.0
 """What the processes have queued has to be done by then; a kernel that never ends cannot be suspended."""
 PR_SET_PDEATHSIG: Final = 1
+_NOT_FOR_THE_DRIVER: Final = frozenset({"LD_PRELOAD", "VGPU_ID", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})
 RUNNING, LOCKED, CHECKPOINTED, FAILED = 0, 1, 2, 3
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
 ANOTHER_GPU: Final = -1
@@ -57,23 +61,6 @@ class Refused(Exception):
     def __init__(self, pid: int, call: str, code: int) -> None:
         self.call, self.code = call, code
         super().__init__(f"process {pid}: {REASONS.get(code, f'{call} failed with {code}')}")
-
-
-@dataclass(frozen=True, slots=True)
-class Onto:
-    """UUIDs: from the GPU ``old`` to the GPU ``new``."""
-
-    old: str
-    new: str
-
-    @classmethod
-    def parse(cls, text: str) -> Onto:
-        old, _, new = text.partition("=")
-        return cls(old, new)
-
-    def of(self, uuid: str) -> str:
-        """Where what was on a GPU comes to be; the two change places, all others stay what they are."""
-        return {self.old: self.new, self.new: self.old}.get(uuid, uuid)
 
 
 class LockArguments(ctypes.Structure):
@@ -282,6 +269,30 @@ def end_with(parent: int) -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the server that asked is no more")
+
+
+class NvidiaCheckpointer:
+    """The ``Checkpointer`` of this driver: one process for each action."""
+
+    def run(
+        self, action: CheckpointAction, targets: Sequence[Target] = (), onto: Onto | None = None
+    ) -> CheckpointOutcome:
+        if not targets and action != "probe":
+            return CheckpointOutcome("", (), 0)
+        moves = [f"{onto.old}={onto.new}"] if onto else []
+        names = [target.text for target in targets]
+        argv = interpreter.command("gpuserver.device.nvidia.checkpoint", str(os.getpid()), action, *moves, *names)
+        inherited = interpreter.environment(os.environ)
+        environment = {name: value for name, value in inherited.items() if name not in _NOT_FOR_THE_DRIVER}
+        try:
+            ran = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+            outcome = json.loads(ran.stdout)
+        except OSError as error:
+            return CheckpointOutcome(f"the driver's calls did not start: {error}", (), 0)
+        except ValueError:
+            last = ran.stderr.strip().rpartition("\n")[2]
+            return CheckpointOutcome(last or f"the driver's calls ended with {ran.returncode}", (), 0)
+        return CheckpointOutcome(str(outcome["reason"]), tuple(outcome["stuck"]), float(outcome["seconds"]))
 
 
 def main(arguments: Sequence[str]) -> int:
