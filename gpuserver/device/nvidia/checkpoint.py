@@ -38,7 +38,7 @@ from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
 
 LOCK_S: Final = 10.0
-"""What the processes have queued has to be done by then; a kernel that never ends cannot be suspended."""
+"""The work that the processes have queued has to end within this time. A kernel that never ends cannot be suspended."""
 PR_SET_PDEATHSIG: Final = 1
 _NOT_FOR_THE_DRIVER: Final = frozenset({"LD_PRELOAD", "VGPU_ID", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})
 RUNNING, LOCKED, CHECKPOINTED, FAILED = 0, 1, 2, 3
@@ -56,7 +56,7 @@ REASONS: Final = {
 
 
 class Refused(Exception):
-    """The message says whose, and why."""
+    """A call failed. The message names the process and the reason."""
 
     def __init__(self, pid: int, call: str, code: int) -> None:
         self.call, self.code = call, code
@@ -93,7 +93,7 @@ class Driver:
         self._library = library
 
     def uuids(self) -> list[str]:
-        """Of every GPU there is."""
+        """The UUIDs of all GPUs."""
         count, uuid = ctypes.c_int(), (ctypes.c_char * 16)()
         self._library.cuDeviceGetCount(ctypes.byref(count))
         found = []
@@ -114,7 +114,7 @@ class Driver:
         return ""
 
     def probe(self) -> None:
-        """``AttributeError`` if it has no checkpoints."""
+        """``AttributeError``: this driver has no checkpoints."""
         self._library.cuCheckpointProcessLock  # noqa: B018  it is looked up
 
     def state(self, pid: int) -> int:
@@ -156,8 +156,10 @@ Step = Callable[[int], None]
 
 
 def each(targets: Sequence[Target], step: Step) -> list[Refused]:
-    """``step`` with every one that is alive; the refusals of those that still are. The driver takes a number, so the
-    process is held by its pidfd meanwhile, and was looked at behind that."""
+    """Do ``step`` with each target that lives; the refusals of those that still live afterwards.
+
+    The driver takes a pid, so a pidfd holds the process during the step, and the process is checked behind that pidfd.
+    """
     refusals = []
     for target in targets:
         try:
@@ -174,8 +176,8 @@ def each(targets: Sequence[Target], step: Step) -> list[Refused]:
 
 
 def suspend(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
-    """Everything that they have on the GPU goes to the host's memory: (refusals, stuck). With a refusal all run again,
-    but for the stuck."""
+    """Move what the processes have on the GPU to host memory: (refusals, stuck). After a refusal all run again, except
+    the stuck ones."""
     until_s = time.monotonic() + LOCK_S
 
     def lock(pid: int) -> None:
@@ -186,7 +188,7 @@ def suspend(driver: Driver, processes: Sequence[Target], onto: Onto | None = Non
         if driver.state(pid) == LOCKED:
             driver.checkpoint(pid)
 
-    refusals = each(processes, lock) or each(processes, checkpoint)  # first all, so that none works beside a copy
+    refusals = each(processes, lock) or each(processes, checkpoint)  # all are locked before the first copy
     if not refusals:
         return [], []
     each(processes, lambda pid: restore(driver, pid, onto))
@@ -194,7 +196,7 @@ def suspend(driver: Driver, processes: Sequence[Target], onto: Onto | None = Non
 
 
 def resume(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
-    """Back again: (refusals, stuck). With a refusal all are out again, but for the stuck."""
+    """The reverse: (refusals, stuck). After a refusal all are checkpointed again, except the stuck ones."""
     refusals = each(processes, lambda pid: restore(driver, pid, onto))
     if not refusals:
         return [], unlock_all(driver, processes)
@@ -208,13 +210,13 @@ def resume(driver: Driver, processes: Sequence[Target], onto: Onto | None = None
 
 
 def probe(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
-    """Nothing happens: only whether it could is asked."""
+    """Only find out whether the driver has the calls."""
     driver.probe()
     return [], []
 
 
 def restore(driver: Driver, pid: int, onto: Onto | None) -> None:
-    """Onto its GPU, wherever it was checkpointed: whoever tried before may have been killed on the way."""
+    """Restore the process on its GPU, whichever GPU it is on: an earlier attempt may have been killed half-way."""
     if driver.state(pid) == CHECKPOINTED:
         driver.restore(pid, onto)
     if onto is None or driver.state(pid) != LOCKED:
@@ -226,7 +228,7 @@ def restore(driver: Driver, pid: int, onto: Onto | None) -> None:
 
 
 def unlock_all(driver: Driver, processes: Sequence[Target]) -> list[int]:
-    """Those that do not run afterwards."""
+    """Unlock all; the pids that do not run afterwards."""
 
     def unlock(pid: int) -> None:
         if driver.state(pid) == LOCKED:
@@ -237,7 +239,7 @@ def unlock_all(driver: Driver, processes: Sequence[Target]) -> list[int]:
 
 
 def stuck_of(driver: Driver, targets: Sequence[Target], wanted: int) -> list[int]:
-    """Those that live, and are in another state."""
+    """The pids of those that live in another state than ``wanted``."""
     found = []
     for target in targets:
         with suppress(ProcessLookupError, PermissionError), opened(target):
@@ -247,7 +249,7 @@ def stuck_of(driver: Driver, targets: Sequence[Target], wanted: int) -> list[int
 
 
 def state_of(driver: Driver, process: Process) -> int | None:
-    """None: it is gone."""
+    """None: the process has ended."""
     try:
         state = driver.state(process.pid)
     except Refused:
@@ -265,7 +267,7 @@ def bytes_of(uuid: str) -> bytes:
 
 
 def end_with(parent: int) -> None:
-    """Killed as soon as ``parent`` is no more (prctl(2), PR_SET_PDEATHSIG)."""
+    """The kernel kills this process when ``parent`` ends (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the server that asked is no more")

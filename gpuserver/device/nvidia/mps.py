@@ -35,8 +35,8 @@ def client_priority(priority: PriorityName) -> str:
 class NvidiaMpsDaemon:
     """``nvidia-cuda-mps-control -d`` for the GPU with ``uuid``.
 
-    It outlives the GPU Server on purpose: processes attached to it would die with it. ``start`` finds one that still
-    runs in ``directories`` and keeps it.
+    The daemon outlives the GPU Server, because the processes attached to it would die with it. ``start`` keeps a daemon
+    that runs in ``directories``.
     """
 
     most_processes: Final = MOST_PROCESSES
@@ -57,7 +57,7 @@ class NvidiaMpsDaemon:
         self.directories.make()
         started = self._launch()
         if started.returncode and self.status(serving=False).daemon is None:
-            # What a killed daemon left behind may keep the next one out; the directory is ours alone.
+            # Files of a killed daemon may prevent the start of the next one; the directory is ours alone.
             for name in (PID_FILE, "control", "control_lock", "control_privileged"):
                 (self.directories.pipe / name).unlink(missing_ok=True)
             started = self._launch()
@@ -70,7 +70,7 @@ class NvidiaMpsDaemon:
         )
 
     def _launch(self) -> subprocess.CompletedProcess[str]:
-        """The last attempt; ``returncode`` 0 only if the daemon answers, too."""
+        """The last attempt. Its ``returncode`` is 0 only if the daemon also answers."""
         # -M (one server for processes of all users) exists from driver 580 on, for root only.
         for options in (["-M"], []) if self._multi_user else ([],):
             started = self._run([CONTROL, "-d", *options])
@@ -81,7 +81,7 @@ class NvidiaMpsDaemon:
         return started
 
     def stop(self) -> None:
-        """Idempotent. Only for a GPU without attached processes."""
+        """As ``Partitioner.stop``."""
         if shutil.which(CONTROL) is not None and self._answers():
             self._run([CONTROL], text="quit\n")
 
