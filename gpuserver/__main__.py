@@ -9,9 +9,9 @@ import sys
 import trio
 
 from gpuserver.core.observe.unmanaged import Response
+from gpuserver.device.base import MpsDirectories
 from gpuserver.device.claim import claim
-from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
-from gpuserver.device.nvml import NvmlGpu
+from gpuserver.device.vendors import NVIDIA, SIMULATED, VENDORS
 from gpuserver.runtime.journal import Journal
 from gpuserver.runtime.server import GpuServer
 from gpuserver.runtime.state import Settings
@@ -71,11 +71,13 @@ def run(settings: Settings, *, take: bool = False) -> None:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = f"GPU {settings.index} is served already"
     refusal = VgpuError(ErrorCode.EXISTS, text, f"its lock is {directory / 'lock'}")
-    with exclusive(directory / "lock", refusal), NvmlGpu(settings.index) as gpu:
+    vendor = VENDORS[SIMULATED if settings.simulated else NVIDIA]
+    with exclusive(directory / "lock", refusal), vendor.device(settings.index) as gpu:
         claimed = claim(gpu.facts.uuid, take=take)
         journal = Journal(settings.paths.journal(gpu.facts.uuid))
         try:
-            server = GpuServer(settings, gpu, mps_daemon(settings, gpu.facts.uuid), journal)
+            partitioner = vendor.partitioner(gpu.facts.uuid, mps_directories(settings))
+            server = GpuServer(settings, gpu, partitioner, vendor.checkpointer(), journal)
             trio.run(serve, server, settings)
         finally:
             journal.close()
@@ -89,14 +91,11 @@ async def serve(server: GpuServer, settings: Settings) -> None:
         await server.run(listener)
 
 
-def mps_daemon(settings: Settings, uuid: str) -> MpsDaemon:
-    """This GPU's own MPS daemon, not started yet."""
-    # Processes of the vGPUs' owners go there, so it cannot lie below the server's private directory.
+def mps_directories(settings: Settings) -> MpsDirectories:
+    """The directories of this GPU's own MPS daemon. Processes of the vGPUs' owners use them, so they cannot lie below
+    the server's private directory."""
     public = settings.paths.runtime / "mps" / str(settings.index)
-    directories = MpsDirectories(public / "pipe", public / "log")
-    if settings.simulated:
-        return SimulatedMpsDaemon(directories)
-    return NvidiaMpsDaemon(uuid, directories, multi_user=os.geteuid() == 0)
+    return MpsDirectories(public / "pipe", public / "log")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a share means: the formula, in the one place where it stands.
+"""A vGPU's share of a GPU: its units, its type, and ``MEANING``, the formula that says what it is worth.
 
 It is the last part of the help of each command that takes a share (vgpu/ctl), and what gpuserver/core computes:
 ``registry.py::share_of`` the first two lines, ``temporal.py`` and ``spatial.py`` the rest. docs/scheduling.md has the
@@ -7,7 +7,49 @@ reasons.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
 from typing import Final
+
+PPM: Final = 1_000_000
+"""The whole time of one GPU, in parts per million."""
+CARD_MPERCENT: Final = 100_000
+"""All SMs of one GPU, in thousandths of a percent."""
+
+
+class Mode(StrEnum):
+    """How the vGPUs of one GPU share it."""
+
+    TEMPORAL = "temporal"
+    """One vGPU at a time holds all SMs."""
+    SPATIAL = "spatial"
+    """As many vGPUs as their SMs fit on the GPU hold it at the same time."""
+
+
+class Priority(IntEnum):
+    """The order among vGPUs that are entitled to run; a higher value goes first. It adds nothing to a share."""
+
+    LOW = 0
+    NORMAL = 1
+    HIGH = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one vGPU was promised of one GPU. Invariant: ``guarantee_ppm`` ≤ ``limit_ppm`` ≤ ``PPM``."""
+
+    guarantee_ppm: int
+    """r: the part of the GPU's time that the vGPU can always have. Temporal mode: its SM share is a factor of it."""
+    limit_ppm: int = PPM
+    """l: the part of the GPU's time that the vGPU gets at most. Temporal mode: its SM share is a factor of it."""
+    sm_mpercent: int = CARD_MPERCENT
+    """The part of the SMs. Temporal mode: all. Spatial mode: what MPS grants, not what the user asked for."""
+    priority: Priority = Priority.NORMAL
+    bursts: bool = False
+    """Spatial mode: its processes run on all SMs, whatever ``sm_mpercent`` is."""
+    shareable: bool = False
+    """Temporal mode: while the vGPU is light (``gpuserver/core/scheduler/kinds.py``), it may hold a shared lease."""
+
 
 MEANING: Final = """\
 What a share means. Of the GPU's time, a vGPU is guaranteed r and gets l at most:

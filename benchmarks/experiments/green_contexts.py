@@ -35,7 +35,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from gpuserver.device.mps import MpsDaemon, MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
+from gpuserver.device.base import MpsDirectories, Partitioner
+from gpuserver.device.nvidia.mps import NvidiaMpsDaemon
+from gpuserver.device.simulated.mps import SimulatedMpsDaemon
 from vgpu.errors import VgpuError
 from vgpu.protocol.peer import is_alive
 from vgpu.workload.__main__ import saturate
@@ -248,13 +250,13 @@ def mps(simulated: bool) -> Iterator[dict[str, str]]:
     """The environment of processes under an MPS daemon of our own."""
     with tempfile.TemporaryDirectory(prefix="green-mps-") as folder:
         directories = MpsDirectories(Path(folder) / "pipe", Path(folder) / "log")
-        daemon: MpsDaemon = (
+        daemon: Partitioner = (
             SimulatedMpsDaemon(directories)
             if simulated
             else NvidiaMpsDaemon(os.environ.get("CUDA_VISIBLE_DEVICES", "0"), directories, multi_user=False)
         )
         daemon.start()
-        process = daemon.look(serving=False).daemon
+        process = daemon.status(serving=False).daemon
         try:
             yield {
                 "CUDA_MPS_PIPE_DIRECTORY": str(directories.pipe),

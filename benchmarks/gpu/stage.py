@@ -32,10 +32,12 @@ from benchmarks.gpu.books import Books, watch
 from benchmarks.gpu.node import Node, plain_environment
 from benchmarks.gpu.nvml import Utilisation
 from benchmarks.gpu.sharer import Window
-from gpuserver.core.admission.partition import partition
-from gpuserver.device.mps import MpsDirectories, NvidiaMpsDaemon, SimulatedMpsDaemon
+from gpuserver.device.base import MpsDirectories
+from gpuserver.device.nvidia.mps import NvidiaMpsDaemon
+from gpuserver.device.simulated.mps import SimulatedMpsDaemon
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
+from vgpu.packing.partition import partition
 
 SHARER: Final = "benchmarks.gpu.sharer"
 MEMORY: Final = "12G"

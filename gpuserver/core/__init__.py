@@ -5,5 +5,5 @@
 ``states``: a vGPU whose memory is in the host's, or that moves, or that is parked
 ``observe``: what happened, as figures, usage records and traces
 
-Of the other rooms ``scheduler`` uses ``admission.knapsack`` alone.
+What a GPU has room for is decided by ``vgpu/packing``; of that ``scheduler`` uses ``knapsack`` alone.
 """

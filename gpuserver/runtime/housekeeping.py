@@ -8,8 +8,7 @@ from contextlib import suppress
 
 import trio
 
-from gpuserver.core.admission.partition import SM_STEP
-from gpuserver.device.nvml import NvmlGpu
+from gpuserver.device.base import Device
 from gpuserver.runtime.lifecycle.brokers import ADMIT_S
 from gpuserver.runtime.lifecycle.migration import Migration
 from gpuserver.runtime.lifecycle.removal import Removal
@@ -22,6 +21,7 @@ from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
+from vgpu.packing.partition import SM_STEP
 
 log = get_logger(__name__)
 
@@ -32,7 +32,7 @@ class Housekeeping:
     def __init__(
         self,
         state: GpuState,
-        gpu: NvmlGpu,
+        gpu: Device,
         swapping: Swapping,
         memory: MemoryWatch,
         migration: Migration,

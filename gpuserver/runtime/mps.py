@@ -13,13 +13,12 @@ from typing import Final
 
 import trio
 
-from gpuserver.core.scheduler.leases import Mode
-from gpuserver.device.mps import MpsDaemon, MpsLook
-from gpuserver.device.nvml import GpuFacts
+from gpuserver.device.base import Capabilities, GpuFacts, Partitioner, PartitionerStatus
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.loggers import get_logger
 from vgpu.protocol.messages import ModeChoice
+from vgpu.share import Mode
 from vgpu.units import counted
 
 log = get_logger(__name__)
@@ -30,7 +29,9 @@ Tell = Callable[[EventType, str], None]
 """What kind of event, and what happened."""
 
 
-def enter_mode(daemon: MpsDaemon, facts: GpuFacts, choice: ModeChoice) -> tuple[Mode, str]:
+def enter_mode(
+    daemon: Partitioner, facts: GpuFacts, capabilities: Capabilities, choice: ModeChoice
+) -> tuple[Mode, str]:
     """Start or stop the MPS daemon for ``choice``; the mode that the GPU is in then, and why. ``VgpuError`` (mode):
     ``choice`` is spatial, and MPS does not start."""
     if choice == "temporal":
@@ -39,6 +40,8 @@ def enter_mode(daemon: MpsDaemon, facts: GpuFacts, choice: ModeChoice) -> tuple[
     try:
         if facts.sm_count <= 0:
             raise VgpuError(ErrorCode.MODE, "this driver does not tell how many SMs the GPU has")
+        if not capabilities.partitions:
+            raise VgpuError(ErrorCode.MODE, "MPS limits no process on this GPU to a part of the SMs")
         daemon.start()
     except VgpuError as error:
         if choice == "spatial":
@@ -54,14 +57,14 @@ class MpsWatch:
     ``pid`` None: no daemon runs. ``reason``: why the last start failed.
     """
 
-    def __init__(self, daemon: MpsDaemon, attached: Callable[[], int], tell: Tell) -> None:
+    def __init__(self, daemon: Partitioner, attached: Callable[[], int], tell: Tell) -> None:
         self.lifecycle_lock = trio.Lock()
         self.restarts = 0
         self.reason = ""
         self._daemon = daemon
         self._attached = attached
         self._tell = tell
-        self._seen = MpsLook(None)
+        self._seen = PartitionerStatus(None)
         self._stopped = False
         self._present = 0
 
@@ -76,7 +79,7 @@ class MpsWatch:
                 if wanted() and not self._stopped:
                     await self.look()
                 else:
-                    self._seen, self.reason = MpsLook(None), ""
+                    self._seen, self.reason = PartitionerStatus(None), ""
             await trio.sleep(LOOK_S)
 
     async def stop(self) -> None:
@@ -89,7 +92,7 @@ class MpsWatch:
         # The processes of the last look count, too: the end of MPS may have ended them.
         before, present = self._seen, self._attached()
         attached, self._present = max(present, self._present), present
-        now = await trio.to_thread.run_sync(lambda: self._daemon.look(serving=attached > 0))
+        now = await trio.to_thread.run_sync(lambda: self._daemon.status(serving=attached > 0))
         self._seen = now
         hit = f"{counted(attached, 'process')} of this GPU may get errors from CUDA"
         if now.daemon is None:
@@ -111,7 +114,7 @@ class MpsWatch:
                 self.reason = str(error)
                 self._tell(EventType.MPS_FAILED, f"no MPS daemon: {error}")
             return
-        self._seen = await trio.to_thread.run_sync(lambda: self._daemon.look(serving=False))
+        self._seen = await trio.to_thread.run_sync(lambda: self._daemon.status(serving=False))
         self.reason = ""
         self.restarts += 1
         self._tell(EventType.MPS_RESTARTED, f"another MPS daemon runs (pid {self.pid}): new processes work")

@@ -21,11 +21,9 @@ from cython_ext.dispatcher import Dispatcher
 from cython_ext.relaypage import RelayPage
 from gpuserver.core.admission.registry import GpuCapacity, PerUser, Registry
 from gpuserver.core.scheduler.interface import make_scheduler
-from gpuserver.core.scheduler.leases import Mode
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy, with_period
 from gpuserver.core.states.migration import Step
-from gpuserver.device.mps import MpsDaemon
-from gpuserver.device.nvml import NvmlGpu
+from gpuserver.device.base import Checkpointer, Device, Partitioner
 from gpuserver.runtime.api.control import Control
 from gpuserver.runtime.housekeeping import Housekeeping
 from gpuserver.runtime.journal import Journal, ServerRow
@@ -50,6 +48,7 @@ from vgpu.loggers import get_logger
 from vgpu.pacing import Pace, and_more
 from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import serve_links, until_replaced
+from vgpu.share import Mode
 
 log = get_logger(__name__)
 
@@ -59,12 +58,15 @@ _SHUTDOWN_S: Final = 5.0
 class GpuServer:
     """One GPU's vGPUs, their tokens and their memory. ``run`` until SIGTERM."""
 
-    def __init__(self, settings: Settings, gpu: NvmlGpu, daemon: MpsDaemon, journal: Journal) -> None:
+    def __init__(
+        self, settings: Settings, gpu: Device, daemon: Partitioner, checkpointer: Checkpointer, journal: Journal
+    ) -> None:
         """Read the journal, find the brokers of the last server, and choose the mode. ``VgpuError``: why this server
         cannot serve."""
         self._settings = settings
         self._gpu = gpu
         self._daemon = daemon
+        self._checkpointer = checkpointer
         self._journal = journal
         self._row, self._remembered = journal.begin()
         require_descriptors(settings, len(self._remembered))
@@ -80,7 +82,7 @@ class GpuServer:
             if kept is Mode.SPATIAL:
                 self._daemon.start()
             return kept, "kept over a restart, for the processes that are attached"
-        mode, reason = enter_mode(self._daemon, self._gpu.facts, self._settings.mode)
+        mode, reason = enter_mode(self._daemon, self._gpu.facts, self._gpu.capabilities, self._settings.mode)
         return mode, "the default" if self._settings.mode == "temporal" else reason
 
     # --- life
@@ -108,7 +110,9 @@ class GpuServer:
         self._state = GpuState(
             settings=settings,
             facts=facts,
+            capabilities=self._gpu.capabilities,
             daemon=self._daemon,
+            checkpointer=self._checkpointer,
             nursery=nursery,
             relay_page=relay_page,
             tokens=tokens,

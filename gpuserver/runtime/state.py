@@ -14,15 +14,13 @@ from typing import Final
 import trio
 
 from cython_ext.relaypage import RelayPage
-from gpuserver.core.admission.lending import UNBOUNDED, Borrower, divide
 from gpuserver.core.admission.registry import Registry, VgpuRecord
 from gpuserver.core.observe.unmanaged import Response
 from gpuserver.core.observe.usage import Turns, Usage
-from gpuserver.core.scheduler.leases import AccountState, Mode, VgpuIndex
+from gpuserver.core.scheduler.leases import AccountState, VgpuIndex
 from gpuserver.core.scheduler.policy import Policy, with_period
 from gpuserver.core.states.migration import AT_REST, MigrationState
-from gpuserver.device.mps import MpsDaemon
-from gpuserver.device.nvml import Activity, GpuFacts
+from gpuserver.device.base import Activity, Capabilities, Checkpointer, GpuFacts, Partitioner
 from gpuserver.runtime.events import EventFeed
 from gpuserver.runtime.journal import Journal, ServerRow
 from gpuserver.runtime.leases.gangs import GangLinks
@@ -35,8 +33,10 @@ from vgpu.event_types import EventType
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger
 from vgpu.openfiles import require
+from vgpu.packing.lending import UNBOUNDED, Borrower, divide
 from vgpu.paths import NodePaths
 from vgpu.protocol.messages import EventReading, ModeChoice
+from vgpu.share import Mode
 from vgpu.units import format_bytes
 
 log = get_logger(__name__)
@@ -79,8 +79,12 @@ class GpuState:
     """What the node passed at the start."""
     facts: GpuFacts
     """What does not change while the GPU is there."""
-    daemon: MpsDaemon
+    capabilities: Capabilities
+    """What the GPU and its driver can do."""
+    daemon: Partitioner
     """The GPU's own MPS daemon. It runs in spatial mode."""
+    checkpointer: Checkpointer
+    """Takes what programs have on the GPU to the host's memory, and back."""
     nursery: trio.Nursery
     """The tasks of the GPU Server. Its cancellation ends the server."""
     relay_page: RelayPage

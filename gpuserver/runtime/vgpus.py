@@ -13,15 +13,16 @@ from cython_ext.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
 from gpuserver.core.admission.origin import KEPT, Origin
 from gpuserver.core.admission.registry import VgpuRecord
-from gpuserver.core.scheduler.leases import AccountState, ServiceTotals, Share
+from gpuserver.core.scheduler.leases import AccountState, ServiceTotals
 from gpuserver.core.states.migration import AT_REST, MigrationState
-from gpuserver.device.nvml import GpuFacts
+from gpuserver.device.base import GpuFacts
 from gpuserver.runtime.journal import VgpuRow
 from vgpu.choices import OnServerLoss, Oversubscribe
 from vgpu.errors import VgpuError
 from vgpu.identity import Member, Process
 from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
+from vgpu.share import Share
 
 NO_PROCESS = Process(0, 0)
 _UNSERVED = ServiceTotals(0, 0, 0)

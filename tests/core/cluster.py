@@ -14,11 +14,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuserver.core.scheduler.gangs import Gangs
-from gpuserver.core.scheduler.leases import Event, GangMemberStatus, Share
+from gpuserver.core.scheduler.leases import Event, GangMemberStatus
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, App, Published, Run, Work
 from tests.core.timeline import Agenda
+from vgpu.share import Share
 
 COLLECTIVE = 4
 BEAT_NS = 100 * MS

@@ -22,16 +22,15 @@ from gpuserver.core.scheduler.leases import (
     LeaseStarted,
     Measured,
     Observed,
-    Priority,
     Publish,
     Removed,
     Report,
     Runnable,
-    Share,
     Tick,
     Withdraw,
 )
-from gpuserver.core.scheduler.policy import PPM, Policy
+from gpuserver.core.scheduler.policy import Policy
+from vgpu.share import PPM, Priority, Share
 
 MS = 1_000_000
 GRANTED_ONLY = Policy(standby=False)

@@ -29,12 +29,12 @@ from gpuserver.core.scheduler.leases import (
     Publish,
     Removed,
     Runnable,
-    Share,
     Tick,
     Withdraw,
 )
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from tests.core.timeline import Timeline, Watch
+from vgpu.share import Share
 
 US = 1_000
 TAIL_NS = 150_000

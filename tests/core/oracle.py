@@ -24,9 +24,10 @@ from gpuserver.core.scheduler.leases import (
     Removed,
     Withdraw,
 )
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from tests.core.model import MS, Run, S
 from tests.core.slices import Slices
+from vgpu.share import PPM
 
 POLICY = DEFAULT_POLICY
 CREDIT = POLICY.idle_credit_ns

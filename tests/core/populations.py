@@ -7,10 +7,9 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from gpuserver.core.scheduler.leases import Priority, Share
-from gpuserver.core.scheduler.policy import PPM
 from tests.core.model import MS, US, Run, Work
 from tests.core.timeline import Watch
+from vgpu.share import PPM, Priority, Share
 
 
 @dataclass(frozen=True)

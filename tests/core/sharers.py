@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuserver.core.scheduler.account import Account
-from gpuserver.core.scheduler.leases import Priority, Share
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, share
+from vgpu.share import Priority, Share
 
 LIGHT, HEAVY = 0.2, 0.9
 NANOSECOND = 1 / (200 * MS)

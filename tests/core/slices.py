@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuserver.core.scheduler.leases import Measured
-from gpuserver.core.scheduler.policy import PPM
 from tests.core.model import MS, App, Published, Run
+from vgpu.share import PPM
 
 WAITS_OVER_NS = 200 * MS
 GIVES_BACK_NS = 20 * MS

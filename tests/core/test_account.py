@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gpuserver.core.scheduler.account import Account, ActiveLease, real, virtual
-from gpuserver.core.scheduler.leases import AccountState, Lease, Share
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import AccountState, Lease
+from vgpu.share import PPM, Share
 
 HALF = Share(PPM // 2, PPM // 2)
 LARGE = (1 << 80) + 1

@@ -8,18 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.admission.admission import (
-    PACKING_LIMIT,
-    Demand,
-    admit,
-    fits,
-    largest_guarantee,
-    overcommitted,
-    packing_ratio,
-)
-from gpuserver.core.admission.packing import pack
-from gpuserver.core.scheduler.leases import Mode, Share
-from gpuserver.core.scheduler.policy import PPM
+from vgpu.packing.admission import PACKING_LIMIT, Demand, admit, fits, largest_guarantee, overcommitted, packing_ratio
+from vgpu.packing.fractional import pack
+from vgpu.share import PPM, Mode, Share
 
 GIB = 2**30
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.leases import Drained, Idle, LeaseStarted, Observed, Report, Runnable, Share
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import Drained, Idle, LeaseStarted, Observed, Report, Runnable
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans, withdrawn
+from vgpu.share import PPM, Share
 
 THIRD = Share(PPM // 3, sm_mpercent=60_000)
 BOTH = pytest.mark.parametrize("kind", [TemporalScheduler, SpatialScheduler])

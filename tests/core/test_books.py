@@ -7,11 +7,11 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Added, Priority, Share
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Added
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, owed, spans
+from vgpu.share import PPM, Priority, Share
 
 HALF = Share(PPM // 2)
 CAPPED = Share(PPM // 2, PPM // 2)

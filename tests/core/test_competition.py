@@ -8,19 +8,12 @@ import pytest
 
 from gpuserver.core.scheduler.base import SchedulerBase
 from gpuserver.core.scheduler.interface import make_scheduler
-from gpuserver.core.scheduler.leases import (
-    Added,
-    Drained,
-    LeaseStarted,
-    Mode,
-    Runnable,
-    Share,
-    Tick,
-)
-from gpuserver.core.scheduler.policy import PPM, Policy
+from gpuserver.core.scheduler.leases import Added, Drained, LeaseStarted, Runnable, Tick
+from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, owed, spans, withdrawn
+from vgpu.share import PPM, Mode, Share
 
 HALF = Share(PPM // 2)
 CAPPED = Share(PPM // 2, PPM // 2)

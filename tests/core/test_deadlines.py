@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.scheduler.account import Account, ActiveLease, virtual
-from gpuserver.core.scheduler.leases import Drained, GangWindow, Lease, Measured, Priority, Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, with_period
+from gpuserver.core.scheduler.leases import Drained, GangWindow, Lease, Measured
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk
 from tests.core.planted import plant
+from vgpu.share import PPM, Priority, Share
 
 HALF = Share(PPM // 2)
 CAPPED = Share(PPM // 2, PPM // 2)

@@ -19,20 +19,19 @@ from gpuserver.core.scheduler.leases import (
     GangMemberStatus,
     GangWindow,
     LeaseStarted,
-    Priority,
     Publish,
     Runnable,
-    Share,
     Tick,
     VgpuIndex,
 )
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S, Work
 from tests.tiers import slow
+from vgpu.share import PPM, Priority, Share
 
 HALF = Share(PPM // 2)
 HARD = Share(PPM // 2, PPM // 2)

@@ -10,13 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserver.core.scheduler.account import Account, ActiveLease, Decision
-from gpuserver.core.scheduler.leases import GangCalled, GangWindow, Priority, Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.leases import GangCalled, GangWindow
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY, Desk
 from tests.core.model import MS, US, S, Work
 from tests.tiers import slow
+from vgpu.share import PPM, Priority, Share
 
 CLASSES = list(Priority)
 PLACES = [(0, 1), (0, 2), (1, 2), (0, 1, 2)]

@@ -13,15 +13,15 @@ from gpuserver.core.scheduler.leases import (
     GangWindow,
     LeaseStarted,
     Runnable,
-    Share,
 )
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S
 from tests.core.planted import plant
 from tests.tiers import slow
+from vgpu.share import PPM, Share
 
 LAPSE = DEFAULT_POLICY.gang_lapse_ns
 HARD = Share(PPM // 2, PPM // 2)

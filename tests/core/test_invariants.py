@@ -8,12 +8,12 @@ import pytest
 
 from gpuserver.core.scheduler.account import Account, ActiveLease
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.leases import GangWindow, Lease, Priority, Share
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import GangWindow, Lease
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.run_queue import InvariantError
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.planted import plant
+from vgpu.share import PPM, Priority, Share
 
 HALF = Share(PPM // 2)
 CAPPED = Share(PPM // 2, PPM // 2)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from gpuserver.core.scheduler.kinds import HEAVY_BURST_NS, HEAVY_PPM, LIGHT_BURST_NS, LIGHT_PPM, STAY_MOST_NS, Kind
 from gpuserver.core.scheduler.leases import Measured
-from gpuserver.core.scheduler.policy import MILLISECOND, PPM, SECOND
+from gpuserver.core.scheduler.policy import MILLISECOND, SECOND
+from vgpu.share import PPM
 
 
 def seen(demand_ppm: int, burst_ns: int = 0) -> Measured:

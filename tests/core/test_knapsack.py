@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuserver.core.admission.knapsack import best_set
+from vgpu.packing.knapsack import best_set
 
 items = st.lists(st.tuples(st.integers(0, 60), st.integers(-5, 100)), max_size=9)
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.admission.lending import Borrower, divide
+from vgpu.packing.lending import Borrower, divide
 
 CARD = 100
 

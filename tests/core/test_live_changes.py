@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.scheduler.leases import Priority, Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, spans, withdrawn
+from vgpu.share import PPM, Priority, Share
 
 HALF = Share(PPM // 2, PPM, 100_000)
 HIGH = replace(HALF, priority=Priority.HIGH)

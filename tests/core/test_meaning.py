@@ -6,11 +6,9 @@ import re
 
 import pytest
 
-from gpuserver.core.admission.partition import partition
 from gpuserver.core.admission.registry import share_of
-from gpuserver.core.scheduler.leases import Priority
-from gpuserver.core.scheduler.policy import PPM
-from vgpu.share import MEANING
+from vgpu.packing.partition import partition
+from vgpu.share import MEANING, PPM, Priority
 from vgpu.spec import VgpuSpec
 
 FORMULAS = {

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuserver.core.admission.registry import GpuCapacity
-from gpuserver.core.scheduler.leases import Mode
 from tests.core.test_registry import GIB, ME, registry
 from vgpu.errors import VgpuError
+from vgpu.share import Mode
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 OPTIONS = {

@@ -11,22 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from gpuserver.core.admission.knapsack import Work, best_set
-from gpuserver.core.admission.packing import (
-    CARD_MPERCENT,
-    EXACT_MOST,
-    PACKING_LIMIT,
-    STEPS,
-    TOLERANCE,
-    Packing,
-    completed,
-    find,
-    pack,
-    wrapped,
-)
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
-from gpuserver.core.scheduler.leases import Mode
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.packing.fractional import EXACT_MOST, PACKING_LIMIT, STEPS, TOLERANCE, Packing, completed, find, pack, wrapped
+from vgpu.packing.knapsack import Work, best_set
+from vgpu.share import CARD_MPERCENT, Mode
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 MIB = 1 << 20

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.admission.partition import SM_MINIMUM, granted_sms, partition
+from vgpu.packing.partition import SM_MINIMUM, granted_sms, partition
 
 H200_SMS = 132
 cards = st.sampled_from([16, 40, 46, 58, 68, 80, 84, 108, 114, 132, 144, 148])

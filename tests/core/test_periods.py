@@ -6,12 +6,12 @@ from itertools import pairwise
 
 import pytest
 
-from gpuserver.core.scheduler.leases import Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy, with_period
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy, with_period
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
+from vgpu.share import PPM, Share
 from vgpu.spec import LONGEST_PERIOD_NS, SHORTEST_PERIOD_NS
 
 PERIODS = [SHORTEST_PERIOD_NS, 6 * MS, 40 * MS, 200 * MS, LONGEST_PERIOD_NS]

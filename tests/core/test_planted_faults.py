@@ -16,8 +16,8 @@ import pytest
 from gpuserver.core.scheduler.account import Account, ActiveLease, Decision, virtual
 from gpuserver.core.scheduler.base import SchedulerBase
 from gpuserver.core.scheduler.kinds import LIGHT_PPM
-from gpuserver.core.scheduler.leases import Allow, Drained, Lease, Measured, Share, VgpuIndex
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.leases import Allow, Drained, Lease, Measured, VgpuIndex
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.sharing import Guard, Relief
 from gpuserver.core.scheduler.temporal import TemporalScheduler
@@ -25,6 +25,7 @@ from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from tests.core.slices import Slices
 from tests.tiers import slow
+from vgpu.share import PPM, Share
 
 
 class NoSettle(TemporalScheduler):

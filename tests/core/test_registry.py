@@ -11,7 +11,6 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, multiple, rule
 
-from gpuserver.core.admission.admission import Refusal, fits
 from gpuserver.core.admission.registry import (
     MAX_VGPUS,
     GpuCapacity,
@@ -21,8 +20,9 @@ from gpuserver.core.admission.registry import (
     VgpuRecord,
     refusal_error,
 )
-from gpuserver.core.scheduler.leases import Mode, Priority, Share
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.packing.admission import Refusal, fits
+from vgpu.share import Mode, Priority, Share
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 GIB = 1 << 30

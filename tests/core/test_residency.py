@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gpuserver.core.scheduler.leases import Priority, VgpuIndex
+from gpuserver.core.scheduler.leases import VgpuIndex
 from gpuserver.core.states.residency import (
     AGAIN_LEAST_NS,
     AGAIN_MOST_NS,
@@ -26,6 +26,7 @@ from gpuserver.core.states.residency import (
     spare_bytes,
     usable_bytes,
 )
+from vgpu.share import Priority
 
 GIB = 1 << 30
 SECOND = 1_000_000_000

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.leases import Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases
+from vgpu.share import PPM, Share
 
 BOTH = pytest.mark.parametrize("kind", [TemporalScheduler, SpatialScheduler])
 HALF = Share(PPM // 2, PPM // 2, 50_000)

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpuserver.core.scheduler.interface import make_scheduler
-from gpuserver.core.scheduler.leases import AccountState, GangCalled, GangWindow, Mode, Priority, Share
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import AccountState, GangCalled, GangWindow
 from tests.core import oracle
 from tests.core.model import MS, Run, Work
 from tests.core.populations import works
+from vgpu.share import PPM, Mode, Priority, Share
 
 shares = st.builds(
     lambda guarantee, extra, sms, priority, bursts, shareable: Share(

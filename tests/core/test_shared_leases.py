@@ -8,11 +8,12 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.scheduler.leases import Allow, Command, Lease, Measured
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.run_queue import InvariantError
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans, withdrawn
 from tests.core.sharers import HEAVY, LIGHT, exclusive, held, sharer, sharing
+from vgpu.share import PPM
 
 
 def allows(commands: list[Command]) -> list[Allow]:

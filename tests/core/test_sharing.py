@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserver.core.scheduler.account import Account
-from gpuserver.core.scheduler.leases import GangCalled, GangWindow, Priority, Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.leases import GangCalled, GangWindow
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.sharing import MOST_TOGETHER, sharers
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
@@ -19,6 +19,7 @@ from tests.core.model import S, Work
 from tests.core.populations import Population, works
 from tests.core.sharers import HEAVY, LIGHT, accounts, exclusive, held, sharer, sharing
 from tests.core.slices import Slices
+from vgpu.share import PPM, Priority, Share
 
 
 def test_light_ones_hold_side_by_side_and_nobody_waits() -> None:

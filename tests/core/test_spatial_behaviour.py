@@ -9,12 +9,13 @@ from __future__ import annotations
 import pytest
 
 from cython_ext.testing.bindings_logic import EARLY_NS
-from gpuserver.core.scheduler.leases import AccountState, Added, Lease, Priority, Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.leases import AccountState, Added, Lease
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
 from tests.core.model import Run, S, Work
+from vgpu.share import PPM, Priority, Share
 
 
 def desk(*shares: Share) -> Desk:

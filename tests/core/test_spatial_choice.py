@@ -10,12 +10,12 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.scheduler.account import FRACTION_BITS, Account, ActiveLease, real, virtual
-from gpuserver.core.scheduler.leases import Lease, Priority
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import Lease
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.run_queue import InvariantError, RunQueue
 from tests.core.desk import GRANTED_ONLY, MS, share
 from tests.core.planted import plant
+from vgpu.share import PPM, Priority
 
 
 def went(start_ms: int, end_ms: int | None) -> ActiveLease:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.scheduler.leases import AccountState, Added, Priority
+from gpuserver.core.scheduler.leases import AccountState, Added
 from tests.core.desk import MS, leases, share, spans
 from tests.core.test_spatial_behaviour import crowd, desk, two_of_sixty
+from vgpu.share import Priority
 
 
 def test_who_is_of_a_lower_class_than_a_newcomer_gets_the_short_window_with_its_next_end() -> None:

@@ -10,13 +10,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuserver.core.admission.packing import pack
-from gpuserver.core.scheduler.leases import Priority, Share
-from gpuserver.core.scheduler.policy import PPM
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from tests.tiers import heavy
+from vgpu.packing.fractional import pack
+from vgpu.share import PPM, Priority, Share
 
 ROUND = oracle.POLICY.round_ns
 

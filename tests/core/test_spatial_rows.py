@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.scheduler.leases import Publish, Share
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import Publish
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from tests.core.model import MS, US, Run, S, Work
+from vgpu.share import PPM, Share
 
 
 def share(guarantee: float, sm_percent: int, limit: float = 1.0) -> Share:

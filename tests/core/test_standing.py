@@ -15,12 +15,11 @@ from gpuserver.core.scheduler.leases import (
     LeaseStarted,
     Publish,
     Runnable,
-    Share,
 )
-from gpuserver.core.scheduler.policy import PPM
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, withdrawn
+from vgpu.share import PPM, Share
 
 HALF = Share(PPM // 2, sm_mpercent=50_000)
 CAPPED = replace(HALF, limit_ppm=PPM // 2)

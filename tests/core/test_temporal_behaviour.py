@@ -17,18 +17,17 @@ from gpuserver.core.scheduler.leases import (
     Drained,
     Idle,
     LeaseStarted,
-    Priority,
     Publish,
     Runnable,
-    Share,
     Withdraw,
 )
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.desk import GRANTED_ONLY, Desk, spans
 from tests.core.model import MS, US, App, Run, S, Work
 from tests.core.populations import Population, temporal_populations
+from vgpu.share import PPM, Priority, Share
 
 HALF = Share(PPM // 2)
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import pytest
 
 from gpuserver.core.scheduler.account import Account, ActiveLease
-from gpuserver.core.scheduler.leases import AccountState, Added, Lease, Priority, Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM
+from gpuserver.core.scheduler.leases import AccountState, Added, Lease
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.run_queue import InvariantError
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk, leases, spans, withdrawn
 from tests.core.planted import plant
+from vgpu.share import PPM, Priority, Share
 
 HALF = Share(PPM // 2)
 QUARTER = Share(PPM // 4)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from hypothesis import example, given
 
-from gpuserver.core.scheduler.leases import Priority, Share
-from gpuserver.core.scheduler.policy import PPM
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from tests.core.populations import Population, temporal_populations
+from vgpu.share import PPM, Priority, Share
 
 SMALL_ONES_WITH_CREDIT = Population(
     shares=(

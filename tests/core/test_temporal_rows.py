@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.scheduler.leases import Share
-from gpuserver.core.scheduler.policy import PPM
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.model import MS, US, Run, S, Work
+from vgpu.share import PPM, Share
 
 
 def run_for(seconds: int, shares: list[Share], works: list[Work], **how: int) -> Run:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from gpuserver.core.scheduler.leases import GangCalled, GangWindow, Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, SECOND, with_period
+from gpuserver.core.scheduler.leases import GangCalled, GangWindow
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, SECOND, with_period
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans
+from vgpu.share import PPM, Share
 
 MOST, LEAST = Share(PPM * 9 // 10), Share(PPM // 10)
 

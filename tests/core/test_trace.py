@@ -24,7 +24,6 @@ from gpuserver.core.scheduler.leases import (
     Publish,
     Removed,
     Runnable,
-    Share,
     Withdraw,
 )
 from gpuserver.core.scheduler.temporal import TemporalScheduler
@@ -39,6 +38,7 @@ from vgpu.protocol.trace import (
     TraceRecord,
     WaitRecord,
 )
+from vgpu.share import Share
 
 ANY = 1 << 30
 Kind = TypeVar("Kind", bound=TraceRecord)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gpuserver.core.scheduler.leases import Share
-from gpuserver.core.scheduler.policy import PPM
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.model import MS, Run, S, Work
+from vgpu.share import PPM, Share
 
 PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
 GUARANTEES = {"A": 0.3, "B": 0.7}

@@ -10,7 +10,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 
 from gpuserver.core.scheduler import policy
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
+from vgpu.share import PPM
 
 ROOT = Path(__file__).parents[2]
 INTERNALS = ROOT / "docs" / "internals"

@@ -21,8 +21,8 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu.node import Node
-from gpuserver.core.admission.partition import partition
 from tests.gpu.conftest import Place
+from vgpu.packing.partition import partition
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 ILLEGAL_ADDRESS = 700

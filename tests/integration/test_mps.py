@@ -18,7 +18,7 @@ from cython_ext.activitypage import ActivityPage
 from cython_ext.grantspage import GrantsPage
 from cython_ext.testing import bindings_memory as native
 from cython_ext.testing.fake_peer import Process
-from gpuserver.device.mps import MOST_PROCESSES
+from gpuserver.device.nvidia.mps import MOST_PROCESSES
 from tests.integration.node import ROOT, SimulatedNode, eventually
 from tests.integration.process import attach_request, knock
 from tests.integration.spatial import GRANTED_SMS, Gpu, Worker, spatial_gpu, two_at_work

@@ -16,8 +16,8 @@ from tests.interpreter.places import ROOT, plant, ran, user_site, virtual_enviro
 PRODUCT = ("gpuserver", "vgpu", "client_hook", "cython_ext")
 STARTS = {
     "client_hook/doctor.py": ["client_hook.doctor"],
-    "gpuserver/device/mps.py": ["gpuserver.device.simulated_mps"],
-    "gpuserver/runtime/lifecycle/suspension.py": ["gpuserver.device.checkpoint"],
+    "gpuserver/device/simulated/mps.py": ["gpuserver.device.simulated.mps_process"],
+    "gpuserver/device/nvidia/checkpoint.py": ["gpuserver.device.nvidia.checkpoint"],
     "gpuserver/runtime/lifecycle/template.py": ["vgpu.broker", "vgpu.broker.template"],
     "vgpu/ctl/entry.py": ["vgpu.ctl"],
     "vgpu/ctl/node.py": ["vgpu.node"],
@@ -52,7 +52,7 @@ def test_every_interpreter_of_ours_starts_in_one_place() -> None:
                 naming.add(name)
             if isinstance(node, ast.Call) and ast.unparse(node.func) in {"interpreter.command", "interpreter.become"}:
                 module = ast.unparse(node.args[0]).strip("'")
-                module = module.replace("simulated_mps.__name__", "gpuserver.device.simulated_mps")
+                module = module.replace("mps_process.__name__", "gpuserver.device.simulated.mps_process")
                 starts.setdefault(name, []).append(module)
     assert naming == {"client_hook/interpreter.py"}
     assert {name: sorted(modules) for name, modules in starts.items()} == STARTS
@@ -74,7 +74,7 @@ def test_the_environment_loses_what_python_reads_and_nothing_else() -> None:
 def test_what_starts_imports_nothing_from_where_it_is_started(tmp_path: Path) -> None:
     planted = plant(tmp_path / "here", "ctypes", "json", "pydantic", "typing", "trio", "vgpu", "sitecustomize")
     environment = interpreter.environment(os.environ) | {"PYTHONPATH": str(planted), "PYTHONSTARTUP": str(planted)}
-    for module in ("gpuserver.device.checkpoint", "vgpu.broker", "vgpu.broker.template", "gpuserver"):
+    for module in ("gpuserver.device.nvidia.checkpoint", "vgpu.broker", "vgpu.broker.template", "gpuserver"):
         command = interpreter.command(module, "--help")
         done = subprocess.run(command, cwd=planted, env=environment, capture_output=True, text=True, check=False)
         assert ran(planted) == [], (module, done.stderr)

@@ -40,7 +40,7 @@ def test_suspend_imports_nothing_from_where_the_node_was_started(
 
 def test_the_simulated_daemon_of_mps_does_neither(tmp_path: Path) -> None:
     planted = plant(tmp_path, "json", "ctypes", "pathlib")
-    command = interpreter.command("gpuserver.device.simulated_mps")
+    command = interpreter.command("gpuserver.device.simulated.mps_process")
     done = subprocess.run(command, cwd=planted, capture_output=True, text=True, check=False)
     assert "IndexError" in done.stderr
     assert ran(planted) == []

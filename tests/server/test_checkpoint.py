@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.device import checkpoint
-from gpuserver.device.checkpoint import (
+from gpuserver.device.base import Onto
+from gpuserver.device.nvidia import checkpoint
+from gpuserver.device.nvidia.checkpoint import (
     CHECKPOINTED,
     FAILED,
     INVALID_VALUE,
@@ -21,7 +22,6 @@ from gpuserver.device.checkpoint import (
     NOT_READY,
     OUT_OF_MEMORY,
     RUNNING,
-    Onto,
     Refused,
     resume,
     suspend,
@@ -30,7 +30,7 @@ from gpuserver.device.pidfd import Target
 from vgpu.identity import Process
 
 if TYPE_CHECKING:
-    from gpuserver.device.checkpoint import Driver
+    from gpuserver.device.nvidia.checkpoint import Driver
 
     Move = Callable[[Driver, Sequence[Target], Onto | None], tuple[list[Refused], list[int]]]
 

@@ -10,12 +10,13 @@ import pytest
 import trio
 
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
-from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
+from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, VgpuIndex
 from gpuserver.runtime.leases.gangs import GangLinks, gang_of
 from gpuserver.runtime.leases.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.paths import NodePaths
 from vgpu.protocol.stream import MessageStream
+from vgpu.share import Mode
 from vgpu.spec import VgpuSpec
 
 PATHS = NodePaths(Path("/nowhere"), Path("/nowhere"))

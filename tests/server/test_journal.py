@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
-from gpuserver.core.scheduler.leases import AccountState, Mode
+from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.runtime.journal import EPOCH_RESERVE, Journal, ServerRow, VgpuRow
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Member, Process
+from vgpu.share import Mode
 from vgpu.spec import VgpuSpec
 
 BOOK = AccountState(lag_ns=-5, bucket_ns=6, held_ns=1 << 60, busy_ns=7, overuse_ns=8, tokens=9)

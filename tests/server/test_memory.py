@@ -18,7 +18,7 @@ from trio.testing import MockClock
 
 from cython_ext.activitypage import ActivityPage
 from cython_ext.readings import SlotReading, SlotState, Where
-from gpuserver.device.nvml import MemoryUse
+from gpuserver.device.base import MemoryUse
 from gpuserver.runtime.memory.outside import UNHOOKED_BYTES, drift_by_pid, outsiders, unhooked_by_pid
 from gpuserver.runtime.memory.watch import AGAIN_S, CALM_S, FALL_S, URGENT_S, MemoryWatch, implicit_by_pid
 from gpuserver.runtime.vgpus import Ledger

@@ -14,7 +14,7 @@ import trio.lowlevel
 import trio.testing
 
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry, VgpuRecord
-from gpuserver.core.scheduler.leases import AccountState, Mode
+from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.runtime.lifecycle import migration
 from gpuserver.runtime.lifecycle.creation import Creations
@@ -24,6 +24,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
 from vgpu.protocol.messages import Forward, Inspect, MigrateIn
+from vgpu.share import Mode
 from vgpu.spec import VgpuSpec
 
 ID = "vgpu-00000001"

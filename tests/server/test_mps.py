@@ -12,7 +12,9 @@ from pathlib import Path
 import pytest
 import trio
 
-from gpuserver.device.mps import CONTROL, PID_FILE, MpsDirectories, MpsLook, NvidiaMpsDaemon, SimulatedMpsDaemon
+from gpuserver.device.base import MpsDirectories, PartitionerStatus
+from gpuserver.device.nvidia.mps import CONTROL, PID_FILE, NvidiaMpsDaemon
+from gpuserver.device.simulated.mps import SimulatedMpsDaemon
 from gpuserver.runtime.mps import MpsWatch
 from tests.integration.node import eventually
 from tests.processes import ended
@@ -130,20 +132,20 @@ def test_without_mps_on_the_machine(machine: Machine) -> None:
 
 def test_the_simulated_daemon_lives_until_it_is_stopped_or_killed(tmp_path: Path) -> None:
     daemon = SimulatedMpsDaemon(MpsDirectories(tmp_path / "pipe", tmp_path / "log"))
-    assert daemon.look(serving=False).daemon is None
+    assert daemon.status(serving=False).daemon is None
     daemon.start()
-    first = daemon.look(serving=False).daemon
+    first = daemon.status(serving=False).daemon
     assert first is not None
     daemon.start()  # it is kept
-    assert daemon.look(serving=False).daemon == first
+    assert daemon.status(serving=False).daemon == first
     os.kill(first.pid, signal.SIGKILL)
-    eventually(lambda: daemon.look(serving=False).daemon is None, "the daemon's end")
+    eventually(lambda: daemon.status(serving=False).daemon is None, "the daemon's end")
     daemon.start()
-    second = daemon.look(serving=False).daemon
+    second = daemon.status(serving=False).daemon
     assert second not in {None, first}
     daemon.stop()
     daemon.stop()
-    assert daemon.look(serving=False).daemon is None
+    assert daemon.status(serving=False).daemon is None
     assert second is not None
     eventually(lambda: not Path(f"/proc/{second.pid}/cmdline").read_bytes(), "the end of a daemon without a marker")
 
@@ -151,27 +153,27 @@ def test_the_simulated_daemon_lives_until_it_is_stopped_or_killed(tmp_path: Path
 def test_a_look_tells_of_daemon_and_servers(machine: Machine) -> None:
     daemon = machine.daemon()
     daemon.start()
-    assert daemon.look(serving=True).daemon is None  # the stand-in wrote no pid yet
+    assert daemon.status(serving=True).daemon is None  # the stand-in wrote no pid yet
     pid_file = machine.directories.pipe / PID_FILE
     pid_file.write_text(f"{os.getpid()}\n")
     asked = machine.log.read_text().count("\n")
-    assert daemon.look(serving=False).servers == frozenset()
+    assert daemon.status(serving=False).servers == frozenset()
     assert machine.log.read_text().count("\n") == asked  # without processes nobody is asked
     with machine.server() as server:
-        look = daemon.look(serving=True)
+        look = daemon.status(serving=True)
         assert look.daemon is not None
         assert (look.daemon.pid, [process.pid for process in look.servers]) == (os.getpid(), [server.pid])
         asked = machine.log.read_text().count("\n")
-        assert daemon.look(serving=True) == look
+        assert daemon.status(serving=True) == look
         assert machine.log.read_text().count("\n") == asked  # who is known is not asked for again
-    assert daemon.look(serving=True).servers == frozenset()
+    assert daemon.status(serving=True).servers == frozenset()
 
 
 @pytest.mark.parametrize("text", ["", "rubbish", "4194305"])
 def test_a_pid_file_that_names_nobody(machine: Machine, text: str) -> None:
     machine.daemon().start()
     (machine.directories.pipe / PID_FILE).write_text(text)
-    assert machine.daemon().look(serving=True).daemon is None
+    assert machine.daemon().status(serving=True).daemon is None
 
 
 class Mortal:
@@ -181,18 +183,18 @@ class Mortal:
 
     def __init__(self) -> None:
         self.directories = MpsDirectories(Path("/pipe"), Path("/log"))
-        self.now = MpsLook(Process(10, 1), frozenset({Process(11, 1)}))
+        self.now = PartitionerStatus(Process(10, 1), frozenset({Process(11, 1)}))
         self.broken = False
 
     def start(self) -> None:
         if self.broken:
             raise VgpuError(ErrorCode.MODE, "no device")
-        self.now = MpsLook(Process(20, 2))
+        self.now = PartitionerStatus(Process(20, 2))
 
     def stop(self) -> None:
-        self.now = MpsLook(None)
+        self.now = PartitionerStatus(None)
 
-    def look(self, *, serving: bool) -> MpsLook:
+    def status(self, *, serving: bool) -> PartitionerStatus:
         return self.now
 
 
@@ -251,7 +253,7 @@ def test_a_dead_server_is_reported_where_it_took_somebody_along(attached: int, e
     daemon = Mortal()
 
     def dies() -> None:
-        daemon.now = MpsLook(Process(10, 1))
+        daemon.now = PartitionerStatus(Process(10, 1))
 
     watch, told = watched(daemon, attached, dies)
     assert len(told) == events

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from gpuserver.device.checkpoint import ANOTHER_USER, REASONS, each
+from gpuserver.device.nvidia.checkpoint import ANOTHER_USER, REASONS, each
 from gpuserver.device.pidfd import Target, opened, send
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time

@@ -11,7 +11,7 @@ import pytest
 
 from cython_ext.readings import SlotState
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
-from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Mode, Priority, ServiceTotals
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, ServiceTotals
 from gpuserver.runtime.api import readings
 from gpuserver.runtime.api.readings import (
     owed_ns,
@@ -23,6 +23,7 @@ from gpuserver.runtime.api.readings import (
 from gpuserver.runtime.rates import Rates, RateWindow
 from gpuserver.runtime.vgpus import Past, Vgpu
 from vgpu.identity import Member, Process
+from vgpu.share import Mode, Priority
 from vgpu.spec import VgpuSpec
 
 MS = 1_000_000

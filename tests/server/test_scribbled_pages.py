@@ -24,8 +24,8 @@ from cython_ext.activitypage import ActivityPage
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.observe.usage import Turns, Usage
-from gpuserver.core.scheduler.leases import Mode, ServiceTotals
-from gpuserver.device.nvml import GpuFacts, MemoryUse
+from gpuserver.core.scheduler.leases import ServiceTotals
+from gpuserver.device.base import GpuFacts, MemoryUse
 from gpuserver.runtime.api.readings import (
     GpuPlace,
     process_reading,
@@ -41,6 +41,7 @@ from gpuserver.runtime.vgpus import Vgpu, new_grants
 from vgpu.identity import Member, Process
 from vgpu.protocol.codec import encode
 from vgpu.protocol.messages import ProcessList, VgpuList
+from vgpu.share import Mode
 from vgpu.spec import VgpuSpec
 
 ROOT = Path(__file__).parents[2]

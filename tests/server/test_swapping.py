@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from cython_ext.readings import SlotState, Where
 from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
-from gpuserver.core.scheduler.leases import Priority, VgpuIndex
+from gpuserver.core.scheduler.leases import VgpuIndex
 from gpuserver.core.states.migration import AT_REST
 from gpuserver.core.states.residency import HostMemory
 from gpuserver.runtime.memory import places, swapping
@@ -24,6 +24,7 @@ from gpuserver.runtime.vgpus import Vgpu
 from tests.tiers import slow
 from vgpu.identity import Process
 from vgpu.protocol.peer import start_time
+from vgpu.share import Priority
 
 GIB = 1 << 30
 STEP_S = 0.004

@@ -16,14 +16,15 @@ from cython_ext.readings import GrantsFlag
 from cython_ext.relaypage import RelayPage
 from cython_ext.testing.fake_peer import Voice
 from gpuserver.core.observe.trace import Recorder
-from gpuserver.core.scheduler.leases import AccountState, Share
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.leases import AccountState
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from gpuserver.runtime.leases import tokens
 from gpuserver.runtime.leases.tokens import TokenLoop
 from tests.native.stage import grants
 from vgpu.protocol.trace import LeaseRecord
+from vgpu.share import PPM, Share
 
 HALF = Share(PPM // 2, sm_mpercent=50_000)
 

@@ -17,8 +17,8 @@ from benchmarks.gpu.parts.shares import ALONE, label
 from benchmarks.gpu.records import Measurement
 from benchmarks.gpu.stage import Sharer, Stage
 from benchmarks.gpu.tables import Bar, Column, Labels, Row, compared
-from gpuserver.core.admission.partition import SM_MINIMUM, SM_STEP
 from vgpu.node.link import ControlLink
+from vgpu.packing.partition import SM_MINIMUM, SM_STEP
 
 WORKS: Final = ("gemm4096", "resnet50-train")
 SIZES: Final = tuple((percent,) for percent in ALONE)

@@ -1,1 +1,1 @@
-"""Which vGPUs a GPU has room for: shares, SMs and memory are promised once (docs/scheduling.md, "Admission")."""
+"""The vGPUs of one GPU, and the request that each was made for. ``vgpu/packing`` decides whether one more fits."""

@@ -24,18 +24,18 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import product
 
-from gpuserver.core.admission.admission import Demand, Refusal, admit, fits, packed, packing_of, packing_ratio
-from gpuserver.core.admission.knapsack import Work
-from gpuserver.core.admission.packing import CARD_MPERCENT, NO_PACKING, STEPS, Packing
-from gpuserver.core.admission.partition import Partition, partition
-from gpuserver.core.scheduler.leases import Mode, Priority, Share, VgpuIndex
+from gpuserver.core.scheduler.leases import VgpuIndex
 from vgpu.choices import LeaseChoice, Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.packing.admission import Demand, Refusal, admit, fits, packed, packing_of, packing_ratio
+from vgpu.packing.fractional import NO_PACKING, STEPS, Packing
+from vgpu.packing.knapsack import Work
+from vgpu.packing.partition import Partition, partition
+from vgpu.share import CARD_MPERCENT, PPM, Mode, Priority, Share
 from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec, refuse_like_id
 from vgpu.units import MIB, counted, format_bytes
 
 MAX_VGPUS = 256
-PPM = 1_000_000
 NOTHING = Share(guarantee_ppm=0, sm_mpercent=0)
 """What an overcommitted vGPU takes from those that were promised something."""
 
@@ -147,7 +147,7 @@ class Registry:
     def guaranteed_ratio(self) -> float:
         """How much of the card's compute is promised. 1: nothing more can be."""
         shares = [record.share for record in self if not record.suspended]
-        area = sum(s.guarantee_ppm * s.sm_mpercent for s in shares) / (PPM * 100_000)
+        area = sum(s.guarantee_ppm * s.sm_mpercent for s in shares) / (PPM * CARD_MPERCENT)
         if sum(s.sm_mpercent for s in shares) <= CARD_MPERCENT or self.mode is Mode.TEMPORAL:
             return area
         return max(area, self._packing.time)
@@ -611,7 +611,7 @@ def share_of(spec: VgpuSpec, granted: Partition | None) -> Share:
     return Share(
         guarantee_ppm=guarantee_ppm,
         limit_ppm=PPM if spec.burst else max(guarantee_ppm, int(compute * limit * PPM)),
-        sm_mpercent=100_000 if granted is None else granted.mpercent,
+        sm_mpercent=CARD_MPERCENT if granted is None else granted.mpercent,
         priority=Priority[spec.priority.name],
         bursts=spec.burst,
         shareable=granted is None and may_share(spec),

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from gpuserver.core.scheduler.leases import ServiceTotals, VgpuIndex
-from gpuserver.core.scheduler.policy import PPM
 from vgpu.protocol.meters import Advice
+from vgpu.share import PPM
 from vgpu.units import MIB, counted, format_bytes
 
 SECOND_NS: Final = 1_000_000_000

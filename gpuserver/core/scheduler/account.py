@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gpuserver.core.scheduler.kinds import Kind
-from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, GangWindow, Lease, Share, VgpuIndex
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, GangWindow, Lease, VgpuIndex
+from vgpu.share import PPM, Share
 
 FRACTION_BITS = 20
 VIRTUAL_PER_REAL = PPM << FRACTION_BITS

@@ -35,8 +35,9 @@ from gpuserver.core.scheduler.leases import (
     VgpuIndex,
     Withdraw,
 )
-from gpuserver.core.scheduler.policy import PPM, SECOND, Policy
+from gpuserver.core.scheduler.policy import SECOND, Policy
 from gpuserver.core.scheduler.run_queue import InvariantError, RunQueue
+from vgpu.share import PPM
 
 SHARED_LATELY_NS = SECOND
 """A measurement is of less than that."""

@@ -22,8 +22,9 @@ from math import inf
 
 from gpuserver.core.scheduler.account import VIRTUAL_PER_REAL, Account, ActiveLease, Decision, real, virtual
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.leases import Priority, VgpuIndex
-from gpuserver.core.scheduler.policy import PPM, Policy
+from gpuserver.core.scheduler.leases import VgpuIndex
+from gpuserver.core.scheduler.policy import Policy
+from vgpu.share import PPM, Priority
 
 Rank = tuple[int, int, int]
 """−1 for an account that overrides its class, minus the class, minus when its gang was called (0: it is not). The

@@ -12,7 +12,6 @@ from gpuserver.core.scheduler.leases import (
     Event,
     GangMemberStatus,
     Lease,
-    Mode,
     Report,
     ServiceTotals,
     VgpuIndex,
@@ -21,6 +20,7 @@ from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.scheduler.rounds import SpatialScheduler
 from gpuserver.core.scheduler.run_queue import InvariantError
 from gpuserver.core.scheduler.temporal import TemporalScheduler
+from vgpu.share import Mode
 
 __all__ = ["InvariantError", "Scheduler", "make_scheduler"]
 

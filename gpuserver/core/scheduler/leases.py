@@ -8,10 +8,9 @@ grants pages and gives GO when the predecessors of a lease have drained or its `
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from gpuserver.core.scheduler.policy import PPM
+from vgpu.share import PPM, Priority, Share
 
 VgpuIndex = int
 """The vGPU's slot number on its GPU, 0 ≤ key < 256: the index of its entry in the relay page."""
@@ -19,39 +18,6 @@ VgpuIndex = int
 
 FAR_NS = 1 << 62
 """The end of an open-ended lease, where there has to be one."""
-
-
-class Mode(StrEnum):
-    """One vGPU at a time on the whole card, or as many as their SMs fit on it."""
-
-    TEMPORAL = "temporal"
-    SPATIAL = "spatial"
-
-
-class Priority(IntEnum):
-    """Who goes first among vGPUs that are entitled to run."""
-
-    LOW = 0
-    NORMAL = 1
-    HIGH = 2
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """What one vGPU was promised. Ratios in parts per million of one GPU's time; SMs in millipercent.
-
-    ``guarantee_ppm`` ≤ ``limit_ppm`` ≤ 1_000_000. Temporal mode: both already multiplied with the SM share, and
-    ``sm_mpercent`` is 100_000. Spatial mode: ``sm_mpercent`` is what MPS *granted*, as a share of the card;
-    ``bursts``: its processes run on all SMs nevertheless.
-    """
-
-    guarantee_ppm: int
-    limit_ppm: int = 1_000_000
-    sm_mpercent: int = 100_000
-    priority: Priority = Priority.NORMAL
-    bursts: bool = False
-    shareable: bool = False
-    """In temporal mode it may hold a shared lease, while it is light (``kinds.py``)."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------

@@ -15,9 +15,6 @@ MICROSECOND = 1_000
 MILLISECOND = 1_000_000
 SECOND = 1_000_000_000
 
-PPM = 1_000_000
-"""One: shares are counted in parts per million of one GPU's time."""
-
 
 @dataclass(frozen=True, slots=True)
 class Policy:

@@ -30,14 +30,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from gpuserver.core.admission.knapsack import Work, best_set
 from gpuserver.core.scheduler.account import FRACTION_BITS, Account, ActiveLease, real, virtual
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.leases import Lease, Priority, VgpuIndex
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.leases import Lease, VgpuIndex
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.scheduler.run_queue import InvariantError
+from vgpu.packing.knapsack import Work, best_set
+from vgpu.share import CARD_MPERCENT, PPM, Priority
 
-CARD_MPERCENT = 100_000
 ROUND_STEPS = 100_000
 """The most work that the choice of one round may cost, about 10 ms; 255 vGPUs of a card's steps take a third of it."""
 

@@ -23,8 +23,9 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from gpuserver.core.scheduler.account import Account, ActiveLease, real, virtual
-from gpuserver.core.scheduler.leases import GangMemberStatus, Priority, VgpuIndex
-from gpuserver.core.scheduler.policy import PPM, Policy
+from gpuserver.core.scheduler.leases import GangMemberStatus, VgpuIndex
+from gpuserver.core.scheduler.policy import Policy
+from vgpu.share import PPM, Priority
 
 LATE_DOUBLINGS = 6
 """Of ``Policy.gang_late_ns``, at most."""

@@ -30,7 +30,8 @@ from collections.abc import Collection, Mapping
 
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.leases import VgpuIndex
-from gpuserver.core.scheduler.policy import MILLISECOND, PPM, SECOND
+from gpuserver.core.scheduler.policy import MILLISECOND, SECOND
+from vgpu.share import PPM
 
 MOST_TOGETHER = 48
 """So many leases at most are predecessors of the lease that follows them."""

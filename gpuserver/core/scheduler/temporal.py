@@ -24,9 +24,10 @@ from typing import Any
 from gpuserver.core.scheduler.account import Account, ActiveLease, Decision, virtual
 from gpuserver.core.scheduler.eevdf import Eevdf
 from gpuserver.core.scheduler.leases import FAR_NS, Allow, Lease, Observed, VgpuIndex
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, PPM, Policy
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.scheduler.run_queue import InvariantError
 from gpuserver.core.scheduler.sharing import Guard, Relief, sharers
+from vgpu.share import PPM
 
 
 class TemporalScheduler(Eevdf):

@@ -24,8 +24,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from gpuserver.core.admission.lending import UNBOUNDED
-from gpuserver.core.scheduler.leases import Priority, VgpuIndex
+from gpuserver.core.scheduler.leases import VgpuIndex
+from vgpu.packing.lending import UNBOUNDED
+from vgpu.share import Priority
 
 STAY_FACTOR: Final = 8
 """Of a stay and the two moves around it, a fifth of the time goes into moving."""

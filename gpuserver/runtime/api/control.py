@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 from gpuserver.core.admission.registry import Owner
 from gpuserver.core.observe.usage import Turns, advise
 from gpuserver.core.scheduler.interface import make_scheduler
-from gpuserver.core.scheduler.leases import AccountSnapshot, Mode
+from gpuserver.core.scheduler.leases import AccountSnapshot
 from gpuserver.runtime.api.readings import (
     GpuPlace,
     notes_on,
@@ -84,6 +84,7 @@ from vgpu.protocol.meters import GpuMeters, VgpuMeters
 from vgpu.protocol.peer import peer_of
 from vgpu.protocol.service import serve, welcome
 from vgpu.protocol.stream import MessageStream
+from vgpu.share import Mode
 from vgpu.units import counted
 
 log = get_logger(__name__)
@@ -330,12 +331,13 @@ class Control:
             return
         async with self._mps.lifecycle_lock:
             self._check_mode(wanted)
-            mode, reason = await trio.to_thread.run_sync(enter_mode, state.daemon, state.facts, choice)
+            enter = partial(enter_mode, state.daemon, state.facts, state.capabilities)
+            mode, reason = await trio.to_thread.run_sync(enter, choice)
             try:
                 self._check_mode(mode)  # a process may have attached meanwhile
             except VgpuError:
                 back: ModeChoice = "spatial" if state.mode is Mode.SPATIAL else "temporal"
-                await trio.to_thread.run_sync(enter_mode, state.daemon, state.facts, back)
+                await trio.to_thread.run_sync(enter, back)
                 raise
             state.registry.set_mode(mode)
             state.mode, state.mode_reason = mode, reason

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
-from gpuserver.core.admission.partition import SM_STEP
 from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.observe.usage import Seen, Turns, Usage
-from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, Mode, ServiceTotals
-from gpuserver.core.scheduler.policy import PPM
+from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, ServiceTotals
 from gpuserver.core.states.migration import Step
-from gpuserver.device.mps import client_priority
+from gpuserver.device.nvidia.mps import client_priority
 from gpuserver.runtime.memory.outside import UnmanagedProcess
 from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.rates import Rates
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
 from vgpu.choices import Oversubscribe, PriorityName
+from vgpu.packing.partition import SM_STEP
 from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuStatus
+from vgpu.share import PPM, Mode
 from vgpu.units import counted, format_bytes, format_duration
 
 _UNIX_NS: Final = 1e9

@@ -17,13 +17,13 @@ import trio
 from cython_ext.readings import SlotReading
 from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.observe.trace import Recorder, noted
-from gpuserver.core.scheduler.leases import Mode
 from gpuserver.runtime.state import GpuState
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.limits import is_exempt
 from vgpu.protocol.messages import Notice
 from vgpu.protocol.trace import TraceChunk, TracedGpu, TracedVgpu
+from vgpu.share import Mode
 from vgpu.units import counted
 
 READ_S: Final = 0.02

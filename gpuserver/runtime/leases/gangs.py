@@ -14,7 +14,7 @@ from typing import Final
 import trio
 
 from gpuserver.core.scheduler.gangs import GangName, Gangs
-from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, Mode, VgpuIndex
+from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, VgpuIndex
 from gpuserver.runtime.leases.tokens import TokenLoop
 from gpuserver.runtime.links import LinkErrors
 from gpuserver.runtime.vgpus import Vgpu
@@ -25,6 +25,7 @@ from vgpu.protocol.gangs import BEAT_S, MemberOutlook, Outlooks
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.service import open_link
 from vgpu.protocol.stream import MessageStream
+from vgpu.share import Mode
 
 log = get_logger(__name__)
 

@@ -42,14 +42,14 @@ from gpuserver.core.scheduler.leases import (
     Report,
     Runnable,
     ServiceTotals,
-    Share,
     Tick,
     VgpuIndex,
 )
-from gpuserver.core.scheduler.policy import PPM, Policy
+from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.states.parked import ParkedAccounts
 from gpuserver.runtime.leases.epochs import epoch_of, word_of
 from vgpu.loggers import get_logger
+from vgpu.share import PPM, Share
 
 log = get_logger(__name__)
 

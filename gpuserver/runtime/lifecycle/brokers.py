@@ -16,7 +16,6 @@ from typing import Final
 import trio
 
 from cython_ext.page import PageError
-from gpuserver.core.scheduler.leases import Mode
 from gpuserver.device.pidfd import send
 from gpuserver.runtime.lifecycle.description import describe, kept_places
 from gpuserver.runtime.lifecycle.reports import BrokerReports
@@ -48,6 +47,7 @@ from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.descriptors import close_aside
 from vgpu.protocol.peer import is_alive, listener_at
 from vgpu.protocol.stream import MessageStream
+from vgpu.share import Mode
 
 log = get_logger(__name__)
 

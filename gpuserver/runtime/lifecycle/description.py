@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpuserver.core.admission.registry import VgpuRecord
-from gpuserver.device.mps import client_priority
+from gpuserver.device.nvidia.mps import client_priority
 from gpuserver.runtime.state import GpuState
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.broker.places import keep_places

@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from gpuserver.core.admission.origin import Origin
 from gpuserver.core.admission.registry import Owner, VgpuRecord
-from gpuserver.core.scheduler.leases import AccountState, Mode
+from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.states.migration import MigrationState
 from gpuserver.runtime.lifecycle.brokers import Brokers, find_broker
 from gpuserver.runtime.lifecycle.creation import Creations
@@ -30,6 +30,7 @@ from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Arrival, Forward, Inspect, MigrateIn, MigrateOutcome, VgpuDetail
 from vgpu.protocol.service import ask
+from vgpu.share import Mode
 from vgpu.units import counted
 
 log = get_logger(__name__)

@@ -1,5 +1,5 @@
 """Suspending a vGPU: its programs stand still, and their GPU memory goes to the host, until the vGPU is resumed. The
-driver checkpoints whole processes (gpuserver/device/checkpoint.py), in temporal mode.
+driver checkpoints whole processes (gpuserver/device/nvidia/checkpoint.py), in temporal mode.
 
 Suspending has four steps: the leases end, the broker refuses new programs, the journal is written, the driver acts.
 Resuming takes them in reverse. A crash leaves at worst a suspended vGPU whose programs run, and each step can repeat.
@@ -13,21 +13,16 @@ its promises, its broker admits new programs, and it comes back as soon as one o
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 import trio
 
-from client_hook import interpreter
-from gpuserver.core.scheduler.leases import Mode
+from gpuserver.device.base import CheckpointAction, CheckpointOutcome, Onto
 from gpuserver.device.pidfd import Target, opened
 from gpuserver.runtime.lifecycle.brokers import Brokers
 from gpuserver.runtime.memory.swapping import Swapping
@@ -37,21 +32,12 @@ from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
+from vgpu.share import Mode
 from vgpu.units import counted, format_bytes, format_duration
 
 BROKER_S: Final = 10.0
 ROUNDS: Final = 3
 """The next round finds a program that the broker admitted just before it got the message."""
-_NOT_FOR_THE_DRIVER: Final = frozenset({"LD_PRELOAD", "VGPU_ID", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """Of the driver. ``stuck``: pids that neither run nor are suspended."""
-
-    reason: str
-    stuck: tuple[int, ...]
-    seconds: float
 
 
 class Suspension:
@@ -151,7 +137,7 @@ class Suspension:
             await self._swapping.make_room()
         processes = vgpu.dozing or await self.processes(vgpu)
         # What was swapped comes when it is wanted, as ever.
-        answer = Answer("", (), 0) if vgpu.swaps else await self._ask_driver("resume", vgpu, processes)
+        answer = CheckpointOutcome("", (), 0) if vgpu.swaps else await self._ask_driver("resume", vgpu, processes)
         if answer.reason:
             if not vgpu.removed.is_set() and not vgpu.dozing:
                 vgpu.passage = vgpu.passage.given_up()
@@ -182,7 +168,7 @@ class Suspension:
         try:
             answer = await self._ask_driver("resume", vgpu, processes)
         except VgpuError as error:
-            answer = Answer(str(error), tuple(process.pid for process in processes), 0)
+            answer = CheckpointOutcome(str(error), tuple(process.pid for process in processes), 0)
         lost = [process for process in processes if answer.reason or process.pid in answer.stuck]
         for process in lost:
             with suppress(OSError), opened(self._target(vgpu, process)) as pidfd:
@@ -279,28 +265,16 @@ class Suspension:
         owner = vgpu.record.owner
         return Target.of(process, owner.uid, owner.share_gid, vgpu.uid_of(process))
 
-    async def _ask_driver(self, action: str, vgpu: Vgpu, processes: Sequence[Process]) -> Answer:
-        if not processes and action != "probe":
-            return Answer("", (), 0)
-        names = [self._target(vgpu, process).text for process in processes]
+    async def _ask_driver(
+        self, action: CheckpointAction, vgpu: Vgpu, processes: Sequence[Process]
+    ) -> CheckpointOutcome:
+        targets = [self._target(vgpu, process) for process in processes]
         home = vgpu.passage.home
-        onto = [f"{home}={self._state.facts.uuid}"] if home else []
-        argv = interpreter.command("gpuserver.device.checkpoint", str(os.getpid()), action, *onto, *names)
-        inherited = interpreter.environment(os.environ)
-        environment = {name: value for name, value in inherited.items() if name not in _NOT_FOR_THE_DRIVER}
-        try:
-            # One thread from start to end: the child is killed with the thread that started it (PR_SET_PDEATHSIG).
-            with trio.CancelScope(shield=True):  # half done is worse than late
-                ran = await trio.to_thread.run_sync(
-                    partial(subprocess.run, argv, env=environment, capture_output=True, text=True, check=False)
-                )
-            told = json.loads(ran.stdout)
-        except OSError as error:
-            return Answer(f"nobody could be asked: {error}", (), 0)
-        except ValueError:
-            last = ran.stderr.strip().rpartition("\n")[2]
-            return Answer(last or f"the driver's calls ended with {ran.returncode}", (), 0)
-        return Answer(str(told["reason"]), tuple(told["stuck"]), float(told["seconds"]))
+        onto = Onto(home, self._state.facts.uuid) if home else None
+        # One thread from start to end: the checkpointer's process is killed with the thread that started it.
+        with trio.CancelScope(shield=True):  # half done is worse than late
+            outcome = await trio.to_thread.run_sync(partial(self._state.checkpointer.run, action, targets, onto))
+        return outcome  # noqa: RET504  mypy cannot know that the scope ends no call
 
 
 def away(vgpu: Vgpu) -> VgpuError:
@@ -308,7 +282,7 @@ def away(vgpu: Vgpu) -> VgpuError:
     return VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is on its way to {to}", "try again in a moment")
 
 
-def refused(vgpu: Vgpu, answer: Answer) -> VgpuError:
+def refused(vgpu: Vgpu, answer: CheckpointOutcome) -> VgpuError:
     hint = _given_up(answer.stuck) if answer.stuck else ""
     return VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is as it was: {answer.reason}", hint)
 

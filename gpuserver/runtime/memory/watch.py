@@ -16,7 +16,7 @@ from typing import Final
 import trio
 
 from cython_ext.readings import DEVICE, SlotReading, SlotState, Where
-from gpuserver.device.nvml import MemoryUse, NvmlGpu
+from gpuserver.device.base import Device, MemoryUse
 from gpuserver.runtime.memory.outside import (
     UnmanagedProcess,
     committed_by_pid,
@@ -78,7 +78,7 @@ class MemoryWatch:
 
     def __init__(
         self,
-        gpu: NvmlGpu,
+        gpu: Device,
         vgpus: Callable[[], Iterable[Vgpu]],
         release: Callable[[Vgpu, int, Process], Awaitable[bool]],
         notice: Callable[[EventType, Vgpu | None, str, int], None],

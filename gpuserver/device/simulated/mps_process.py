@@ -1,9 +1,9 @@
-"""The simulated MPS daemon: a process that does nothing. That it lives is all that the simulated driver wants to know.
+"""The process of the simulated MPS daemon. It does nothing; the simulated driver only needs to know that it lives.
 
-``python -m gpuserver.device.simulated_mps DIRECTORY`` returns once the daemon, a child in a session of its own, has put
-its name into the marker there: its pid, its start time, by which the driver also knows a pid that was reused, and its
-PID namespace (cython_ext/sim/mps.pxd). It holds a lock on the marker: programs in another PID namespace see by it that
-the daemon lives. The daemon ends when the marker names another one, or is gone.
+``python -m gpuserver.device.simulated.mps_process DIRECTORY`` forks the daemon into a session of its own, and returns
+once the daemon has written the marker there. The marker holds the daemon's pid, its start time, which detects a reused
+pid, and its PID namespace (cython_ext/sim/mps.pxd). The daemon holds a lock on the marker: a program in another PID
+namespace finds by that lock that the daemon lives. The daemon ends when the marker names another one, or is gone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 MARKER: Final = "simulated-mps"
-LOOK_S: Final = 0.5
+POLL_S: Final = 0.5
 OFD_SETLK: Final = 37
 """F_OFD_SETLK, which the fcntl module of Python 3.11 does not name."""
 FIRST_BYTE: Final = struct.pack("hhqqi4x", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
@@ -34,9 +34,9 @@ def main(directory: Path) -> None:
     os.setsid()
     marker = directory / MARKER
     started = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()[19].decode()
-    name = f"{os.getpid()} {started} {Path('/proc/self/ns/pid').stat().st_ino}\n"
+    identity = f"{os.getpid()} {started} {Path('/proc/self/ns/pid').stat().st_ino}\n"
     new = directory / f".{MARKER}.{os.getpid()}"
-    new.write_text(name)
+    new.write_text(identity)
     new.chmod(0o644)
     held = os.open(new, os.O_RDWR | os.O_CLOEXEC)  # for life
     fcntl.fcntl(held, OFD_SETLK, FIRST_BYTE)
@@ -46,8 +46,8 @@ def main(directory: Path) -> None:
         os.dup2(nowhere, descriptor)
     os.close(writing)
     try:
-        while marker.read_text() == name:
-            time.sleep(LOOK_S)
+        while marker.read_text() == identity:
+            time.sleep(POLL_S)
     except OSError:
         pass
 

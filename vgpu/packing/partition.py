@@ -1,14 +1,16 @@
-"""SM partitions as MPS grants them: which percentage to ask for, and how many SMs that gives.
+"""SM partitions as MPS grants them: which percentage to ask for, and how many SMs it gives.
 
-The driver grants ⌊percent · SMs / 100⌋ rounded down to a whole step, at least the minimum (H200, driver 580: steps
-of 2, at least 8; 30 → 38 of 132, 50 → 66, 75 → 98, fractions accepted). Asking a little more than what a person said
-can come nearer to it: 30.31 gives 40 SMs, 30.3 % of 132, where 30 gives 38, 28.8 %.
+The driver grants ⌊percent · SMs / 100⌋, rounded down to a multiple of ``SM_STEP``, and at least ``SM_MINIMUM``. Both
+were measured on an H200 with driver 580, which also accepts fractions of a percent. A percentage slightly above the
+requested one can come nearer to it. Example: of 132 SMs, 30 gives 38 (28.8 %), and 30.31 gives 40 (30.3 %).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+
+from vgpu.share import CARD_MPERCENT
 
 SM_STEP = 2
 SM_MINIMUM = 8
@@ -17,17 +19,18 @@ _HUNDREDTH = 100  # percentages are passed with two decimals
 
 @dataclass(frozen=True, slots=True)
 class Partition:
-    """``granted_sms`` of ``sm_count``; ``percent_text`` is what CUDA_MPS_ACTIVE_THREAD_PERCENTAGE has to say for it."""
+    """``granted_sms`` of the ``sm_count`` SMs of one GPU."""
 
     granted_sms: int
     sm_count: int
     percent_text: str
+    """The value of CUDA_MPS_ACTIVE_THREAD_PERCENTAGE that gives them."""
 
     @property
     def mpercent(self) -> int:
-        """The granted part of the card in thousandths of a percent, rounded down: three times 44 of 132 SMs fit it.
-        What rounding hides is far below a step, so no packing that needs more SMs than there are looks possible."""
-        return self.granted_sms * 100_000 // self.sm_count
+        """The granted part of the card in thousandths of a percent, rounded down, so that three times 44 of 132 SMs
+        fit it. The rounding error of all vGPUs is below one step, so a packing never needs more SMs than there are."""
+        return self.granted_sms * CARD_MPERCENT // self.sm_count
 
     @property
     def percent(self) -> float:
@@ -35,7 +38,7 @@ class Partition:
 
 
 def granted_sms(percent: Fraction, sm_count: int) -> int:
-    """SMs that the driver gives for ``percent``."""
+    """SMs that the driver grants for ``percent``."""
     asked = percent * sm_count / 100
     return min(sm_count, max(SM_MINIMUM, int(asked) // SM_STEP * SM_STEP)) if percent < 100 else sm_count
 
@@ -43,8 +46,8 @@ def granted_sms(percent: Fraction, sm_count: int) -> int:
 def partition(percent: float, sm_count: int) -> Partition:
     """The grant nearest to ``percent``.
 
-    Never so large that the n equal vGPUs which fit a card by their percentages would no longer fit it by their SMs:
-    ten of 10 % get 12 of 132 SMs each, although 14 is nearer to 13.2.
+    If n equal vGPUs fit a card by their percentages, they also fit it by the SMs granted. Example: ten vGPUs of 10 %
+    get 12 of 132 SMs each, although 14 is nearer to 13.2.
     """
     exact = Fraction(percent).limit_denominator(1000) * sm_count / 100
     below = max(SM_MINIMUM, int(exact) // SM_STEP * SM_STEP)

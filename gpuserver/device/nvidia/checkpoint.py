@@ -1,16 +1,17 @@
-"""``python -m gpuserver.device.checkpoint PARENT suspend|resume|probe [OLD=NEW] PID:START:UIDS:GID…``: the driver's
-checkpoint calls.
+"""The driver's checkpoint calls, in a process of their own, and the ``Checkpointer`` that starts that process.
 
-They block for as long as memory is copied, seconds for tens of GiB, and need the driver library, which a GPU Server
-does not load: hence a process of its own. All processes or none; one that is gone meanwhile (or whose number is
-another's: START is when it began, in clock ticks) is no matter; one that runs as another user than UIDS and GID say is
-refused (gpuserver/device/pidfd.py). Prints one JSON object, with the processes that could
-not be brought into order as ``stuck``; exits with 0 if it is done. Ends with its parent, so that nobody is suspended
-whose server does not know. Either may be asked again, whatever became of the process that was asked before: what is to
-do, the driver tells.
+``python -m gpuserver.device.nvidia.checkpoint PARENT suspend|resume|probe [OLD=NEW] PID:START:UIDS:GID…``
 
-OLD=NEW, UUIDs: they were checkpointed on one GPU and are to be on another. The driver wants to be told of every GPU
-there is, and does not say where a process was: so the two change places, and NVML shows whether that was right.
+Reasons for a process: the calls block for as long as memory is copied, and they need the driver library, which a GPU
+Server does not load. The process ends with its parent, so that no process stays suspended unknown to its server. Each
+action may be repeated, whatever became of the process that did it before: the driver reports what is left to do.
+
+The action reaches all targets or none. A target that has ended is skipped; START, in clock ticks, detects a reused pid.
+A target that runs as another user than UIDS and GID allow is refused (gpuserver/device/pidfd.py). The output is one
+JSON object; ``stuck`` has the processes that are left between two states. The exit code is 0 if the action was done.
+
+OLD=NEW, UUIDs: the targets were checkpointed on one GPU and are restored on another. The driver needs a mapping of all
+GPUs, and does not report where a process was. So the two GPUs change places, and NVML shows whether that was right.
 
 Needs driver 570 or newer (580 for another GPU), the privileges of a debugger over the processes, and no MPS.
 """
@@ -21,22 +22,25 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Final
 
-from gpuserver.device.nvml import NvmlGpu
+from client_hook import interpreter
+from gpuserver.device.base import CheckpointAction, CheckpointOutcome, Onto
+from gpuserver.device.nvidia.nvml import NvmlGpu
 from gpuserver.device.pidfd import Target, opened
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive
 
 LOCK_S: Final = 10.0
-"""What the processes have queued has to be done by then; a kernel that never ends cannot be suspended."""
+"""The work that the processes have queued has to end within this time. A kernel that never ends cannot be suspended."""
 PR_SET_PDEATHSIG: Final = 1
+_NOT_FOR_THE_DRIVER: Final = frozenset({"LD_PRELOAD", "VGPU_ID", "CUDA_VISIBLE_DEVICES", "CUDA_MPS_PIPE_DIRECTORY"})
 RUNNING, LOCKED, CHECKPOINTED, FAILED = 0, 1, 2, 3
 SUCCESS, INVALID_VALUE, OUT_OF_MEMORY, NOT_READY, NOT_SUPPORTED = 0, 1, 2, 600, 801
 ANOTHER_GPU: Final = -1
@@ -52,28 +56,11 @@ REASONS: Final = {
 
 
 class Refused(Exception):
-    """The message says whose, and why."""
+    """A call failed. The message names the process and the reason."""
 
     def __init__(self, pid: int, call: str, code: int) -> None:
         self.call, self.code = call, code
         super().__init__(f"process {pid}: {REASONS.get(code, f'{call} failed with {code}')}")
-
-
-@dataclass(frozen=True, slots=True)
-class Onto:
-    """UUIDs: from the GPU ``old`` to the GPU ``new``."""
-
-    old: str
-    new: str
-
-    @classmethod
-    def parse(cls, text: str) -> Onto:
-        old, _, new = text.partition("=")
-        return cls(old, new)
-
-    def of(self, uuid: str) -> str:
-        """Where what was on a GPU comes to be; the two change places, all others stay what they are."""
-        return {self.old: self.new, self.new: self.old}.get(uuid, uuid)
 
 
 class LockArguments(ctypes.Structure):
@@ -106,7 +93,7 @@ class Driver:
         self._library = library
 
     def uuids(self) -> list[str]:
-        """Of every GPU there is."""
+        """The UUIDs of all GPUs."""
         count, uuid = ctypes.c_int(), (ctypes.c_char * 16)()
         self._library.cuDeviceGetCount(ctypes.byref(count))
         found = []
@@ -127,7 +114,7 @@ class Driver:
         return ""
 
     def probe(self) -> None:
-        """``AttributeError`` if it has no checkpoints."""
+        """``AttributeError``: this driver has no checkpoints."""
         self._library.cuCheckpointProcessLock  # noqa: B018  it is looked up
 
     def state(self, pid: int) -> int:
@@ -169,8 +156,10 @@ Step = Callable[[int], None]
 
 
 def each(targets: Sequence[Target], step: Step) -> list[Refused]:
-    """``step`` with every one that is alive; the refusals of those that still are. The driver takes a number, so the
-    process is held by its pidfd meanwhile, and was looked at behind that."""
+    """Do ``step`` with each target that lives; the refusals of those that still live afterwards.
+
+    The driver takes a pid, so a pidfd holds the process during the step, and the process is checked behind that pidfd.
+    """
     refusals = []
     for target in targets:
         try:
@@ -187,8 +176,8 @@ def each(targets: Sequence[Target], step: Step) -> list[Refused]:
 
 
 def suspend(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
-    """Everything that they have on the GPU goes to the host's memory: (refusals, stuck). With a refusal all run again,
-    but for the stuck."""
+    """Move what the processes have on the GPU to host memory: (refusals, stuck). After a refusal all run again, except
+    the stuck ones."""
     until_s = time.monotonic() + LOCK_S
 
     def lock(pid: int) -> None:
@@ -199,7 +188,7 @@ def suspend(driver: Driver, processes: Sequence[Target], onto: Onto | None = Non
         if driver.state(pid) == LOCKED:
             driver.checkpoint(pid)
 
-    refusals = each(processes, lock) or each(processes, checkpoint)  # first all, so that none works beside a copy
+    refusals = each(processes, lock) or each(processes, checkpoint)  # all are locked before the first copy
     if not refusals:
         return [], []
     each(processes, lambda pid: restore(driver, pid, onto))
@@ -207,7 +196,7 @@ def suspend(driver: Driver, processes: Sequence[Target], onto: Onto | None = Non
 
 
 def resume(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
-    """Back again: (refusals, stuck). With a refusal all are out again, but for the stuck."""
+    """The reverse: (refusals, stuck). After a refusal all are checkpointed again, except the stuck ones."""
     refusals = each(processes, lambda pid: restore(driver, pid, onto))
     if not refusals:
         return [], unlock_all(driver, processes)
@@ -221,13 +210,13 @@ def resume(driver: Driver, processes: Sequence[Target], onto: Onto | None = None
 
 
 def probe(driver: Driver, processes: Sequence[Target], onto: Onto | None = None) -> tuple[list[Refused], list[int]]:
-    """Nothing happens: only whether it could is asked."""
+    """Only find out whether the driver has the calls."""
     driver.probe()
     return [], []
 
 
 def restore(driver: Driver, pid: int, onto: Onto | None) -> None:
-    """Onto its GPU, wherever it was checkpointed: whoever tried before may have been killed on the way."""
+    """Restore the process on its GPU, whichever GPU it is on: an earlier attempt may have been killed half-way."""
     if driver.state(pid) == CHECKPOINTED:
         driver.restore(pid, onto)
     if onto is None or driver.state(pid) != LOCKED:
@@ -239,7 +228,7 @@ def restore(driver: Driver, pid: int, onto: Onto | None) -> None:
 
 
 def unlock_all(driver: Driver, processes: Sequence[Target]) -> list[int]:
-    """Those that do not run afterwards."""
+    """Unlock all; the pids that do not run afterwards."""
 
     def unlock(pid: int) -> None:
         if driver.state(pid) == LOCKED:
@@ -250,7 +239,7 @@ def unlock_all(driver: Driver, processes: Sequence[Target]) -> list[int]:
 
 
 def stuck_of(driver: Driver, targets: Sequence[Target], wanted: int) -> list[int]:
-    """Those that live, and are in another state."""
+    """The pids of those that live in another state than ``wanted``."""
     found = []
     for target in targets:
         with suppress(ProcessLookupError, PermissionError), opened(target):
@@ -260,7 +249,7 @@ def stuck_of(driver: Driver, targets: Sequence[Target], wanted: int) -> list[int
 
 
 def state_of(driver: Driver, process: Process) -> int | None:
-    """None: it is gone."""
+    """None: the process has ended."""
     try:
         state = driver.state(process.pid)
     except Refused:
@@ -278,10 +267,34 @@ def bytes_of(uuid: str) -> bytes:
 
 
 def end_with(parent: int) -> None:
-    """Killed as soon as ``parent`` is no more (prctl(2), PR_SET_PDEATHSIG)."""
+    """The kernel kills this process when ``parent`` ends (prctl(2), PR_SET_PDEATHSIG)."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit("the server that asked is no more")
+
+
+class NvidiaCheckpointer:
+    """The ``Checkpointer`` of this driver: one process for each action."""
+
+    def run(
+        self, action: CheckpointAction, targets: Sequence[Target] = (), onto: Onto | None = None
+    ) -> CheckpointOutcome:
+        if not targets and action != "probe":
+            return CheckpointOutcome("", (), 0)
+        moves = [f"{onto.old}={onto.new}"] if onto else []
+        names = [target.text for target in targets]
+        argv = interpreter.command("gpuserver.device.nvidia.checkpoint", str(os.getpid()), action, *moves, *names)
+        inherited = interpreter.environment(os.environ)
+        environment = {name: value for name, value in inherited.items() if name not in _NOT_FOR_THE_DRIVER}
+        try:
+            ran = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False)
+            outcome = json.loads(ran.stdout)
+        except OSError as error:
+            return CheckpointOutcome(f"the driver's calls did not start: {error}", (), 0)
+        except ValueError:
+            last = ran.stderr.strip().rpartition("\n")[2]
+            return CheckpointOutcome(last or f"the driver's calls ended with {ran.returncode}", (), 0)
+        return CheckpointOutcome(str(outcome["reason"]), tuple(outcome["stuck"]), float(outcome["seconds"]))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -7,53 +7,24 @@ thread-safe; the handle is opened once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Final, Self
 
 import pynvml
 
+from gpuserver.device.base import SM_COUNT_UNKNOWN, Activity, Capabilities, GpuFacts, MemoryUse
 from vgpu.errors import ErrorCode, VgpuError
 
-SM_COUNT_UNKNOWN: Final = 0
-
-
-@dataclass(frozen=True, slots=True)
-class GpuFacts:
-    """What does not change while a GPU is there. ``sm_count`` 0: not told by this driver."""
-
-    index: int
-    uuid: str
-    name: str
-    total_memory_bytes: int
-    sm_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryUse:
-    """``by_pid``: bytes the driver holds for each process on this GPU, in any kind of context.
-
-    A process whose figure the driver does not tell is there with 0: it exists, which is what a reaper asks.
-    """
-
-    used_bytes: int
-    by_pid: dict[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Activity:
-    """The whole card, whoever uses it; None: this driver or card does not tell. The ratios are of NVML's own last
-    sample, which covers between 1/6 and 1 s."""
-
-    utilization_ratio: float | None = None
-    memory_utilization_ratio: float | None = None
-    power_w: float | None = None
-    temperature_c: float | None = None
-    sm_clock_mhz: float | None = None
+CHECKPOINT_DRIVER: Final = 570
+"""The first driver with the checkpoint calls."""
+PREEMPTION: Final = (6, 0)
+"""The first compute capability whose kernels the GPU can interrupt (Pascal)."""
+PARTITIONS: Final = (7, 0)
+"""The first compute capability at which MPS limits a process to a part of the SMs (Volta)."""
 
 
 class NvmlGpu:
-    """The GPU with this NVML index or UUID. Context manager: NVML is shut down at its end.
+    """The ``Device`` with this NVML index or UUID. Context manager: it starts NVML, and shuts NVML down at its end.
 
     Errors: ``VgpuError`` (unavailable) with NVML's reason.
     """
@@ -72,6 +43,7 @@ class NvmlGpu:
             else:
                 self._handle = pynvml.nvmlDeviceGetHandleByUUID(self._gpu)
             self.facts = self._read_facts()
+            self.capabilities = capabilities_of(self._compute_capability(), self._driver())
         except pynvml.NVMLError as error:
             pynvml.nvmlShutdown()
             raise VgpuError(ErrorCode.NOT_FOUND, f"NVML knows no GPU {self._gpu}: {error}", "nvidia-smi -L") from error
@@ -92,16 +64,24 @@ class NvmlGpu:
         )
 
     def _sm_count(self) -> int:
-        """SMs of the card: NVML counts CUDA cores, and the architecture says how many one SM has."""
+        """The SMs of the GPU. NVML counts CUDA cores; the compute capability gives the number of cores of one SM."""
+        cores, capability = self._reported(pynvml.nvmlDeviceGetNumGpuCores), self._compute_capability()
+        return SM_COUNT_UNKNOWN if cores is None or capability is None else int(cores) // cores_per_sm(*capability)
+
+    def _compute_capability(self) -> tuple[int, int] | None:
+        found = self._reported(pynvml.nvmlDeviceGetCudaComputeCapability)
+        return None if found is None else (int(found[0]), int(found[1]))
+
+    @staticmethod
+    def _driver() -> int:
+        """The driver's branch, for example 580. 0: it is not known."""
         try:
-            cores = int(pynvml.nvmlDeviceGetNumGpuCores(self._handle))
-            capability = pynvml.nvmlDeviceGetCudaComputeCapability(self._handle)
-        except pynvml.NVMLError:
-            return SM_COUNT_UNKNOWN
-        return cores // cores_per_sm(int(capability[0]), int(capability[1]))
+            return int(str(pynvml.nvmlSystemGetDriverVersion()).partition(".")[0])
+        except (pynvml.NVMLError, ValueError):
+            return 0
 
     def memory_use(self) -> MemoryUse:
-        """Who holds how much now. Errors: ``VgpuError`` (unavailable), for one reading or for good (GPU lost)."""
+        """As ``Device.memory_use``. ``VgpuError`` (unavailable) has NVML's reason."""
         by_pid: dict[int, int] = {}
         try:
             used = int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).used)
@@ -119,11 +99,11 @@ class NvmlGpu:
         return MemoryUse(used, by_pid)
 
     def activity(self) -> Activity:
-        """How busy, hot and fast the card is. Never fails: what is not told is None."""
-        rates = self._told(pynvml.nvmlDeviceGetUtilizationRates)
-        power_mw = self._told(pynvml.nvmlDeviceGetPowerUsage)
-        temperature = self._told(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
-        clock = self._told(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
+        """As ``Device.activity``. NVML's own sample covers between 1/6 and 1 s."""
+        rates = self._reported(pynvml.nvmlDeviceGetUtilizationRates)
+        power_mw = self._reported(pynvml.nvmlDeviceGetPowerUsage)
+        temperature = self._reported(pynvml.nvmlDeviceGetTemperature, pynvml.NVML_TEMPERATURE_GPU)
+        clock = self._reported(pynvml.nvmlDeviceGetClockInfo, pynvml.NVML_CLOCK_SM)
         return Activity(
             utilization_ratio=None if rates is None else int(rates.gpu) / 100,
             memory_utilization_ratio=None if rates is None else int(rates.memory) / 100,
@@ -132,7 +112,7 @@ class NvmlGpu:
             sm_clock_mhz=None if clock is None else float(clock),
         )
 
-    def _told(self, read: Callable[..., Any], *arguments: Any) -> Any:
+    def _reported(self, read: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return read(self._handle, *arguments)
         except pynvml.NVMLError:
@@ -143,6 +123,12 @@ class NvmlGpu:
             return list(read(self._handle))
         except (pynvml.NVMLError_NotSupported, pynvml.NVMLError_FunctionNotFound):
             return []
+
+
+def capabilities_of(compute_capability: tuple[int, int] | None, driver: int) -> Capabilities:
+    """What a GPU of this compute capability can do under this branch of the driver."""
+    known = compute_capability or (0, 0)
+    return Capabilities(compute_capability, known >= PREEMPTION, known >= PARTITIONS, driver >= CHECKPOINT_DRIVER)
 
 
 def cores_per_sm(major: int, minor: int) -> int:

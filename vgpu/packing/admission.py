@@ -1,15 +1,16 @@
 """Whether one more vGPU fits a GPU: compute by what can really be packed, memory by its sum.
 
-Temporal mode: guarantees are parts of one GPU's time, so Σ r ≤ 1.
+Temporal mode: guarantees are parts of one GPU's time, so they fit iff Σ r ≤ 1.
 
-Spatial mode: Σ s·r ≤ 100 is necessary, not sufficient: three vGPUs of 51 % at half time have an area of 76, and need
-one and a half seconds a second. What counts is φ, the least total time of a fractional packing,
+Spatial mode: Σ s·r ≤ 100 is necessary, not sufficient. Example: three vGPUs with half of the time and just over half
+of the SMs cover three quarters of the GPU, and need one and a half seconds of each second. What decides is φ, the
+least total time of a fractional packing:
 
     φ = min Σ x_S   over sets S with Σ s ≤ 100   such that each vGPU i is in sets of total time ≥ r_i
 
-Where everybody fits at once there is nothing to pack; otherwise φ ≤ 95 % leaves the rounds room for what drains late.
-``packing.py`` finds packings with bounded work. A change for which it found none within the limit is refused: either
-there is none, or the work did not suffice to find it, and the refusal says which.
+vGPUs that fit the SMs all at once need no packing. All others fit iff φ ≤ ``PACKING_LIMIT``. Reason for a limit below
+1: a lease that drains late takes time from the next round. ``fractional`` finds packings with bounded work. A change is
+refused if no packing within the limit was found. The refusal says whether none exists, or the work did not suffice.
 """
 
 from __future__ import annotations
@@ -17,45 +18,40 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from gpuserver.core.admission.knapsack import Work
-from gpuserver.core.admission.packing import (
-    CARD_MPERCENT,
-    PACKING_LIMIT,
-    TOLERANCE,
-    Packing,
-    find,
-    room_for,
-    within_limit,
-    wrapped,
-)
-from gpuserver.core.scheduler.leases import Mode, Share
-from gpuserver.core.scheduler.policy import PPM
+from vgpu.packing.fractional import PACKING_LIMIT, TOLERANCE, Packing, find, room_for, within_limit, wrapped
+from vgpu.packing.knapsack import Work
+from vgpu.share import CARD_MPERCENT, PPM, Mode, Share
 
-_LEAST_MPERCENT = 1000  # less of the SMs than one percent nobody can ask for
+_LEAST_MPERCENT = 1000  # the least SM share that a specification can ask for
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What one vGPU asks of a GPU. ``memory_bytes``: its guaranteed memory."""
+    """What one vGPU asks of a GPU."""
 
     share: Share
     memory_bytes: int = 0
+    """Its guaranteed memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a vGPU does not fit, and what would. ``largest``: ppm of time for "time", millipercent of the SMs for "sms",
-    bytes for "memory"; 0: nothing would. ``reason``: one line for the user, without the option names of any program.
-    """
+    """Why a vGPU does not fit, and the largest one that would. None: the vGPU was not refused for that quantity."""
 
     reason: str
+    """One line for the user, without the option names of any program."""
     largest_guarantee_ppm: int | None = None
+    """Its time; spatial mode: with the SMs that were asked for. 0: no time is left."""
     largest_sm_mpercent: int | None = None
+    """Spatial mode: its SMs for all of the time. 0: no SMs are left."""
     largest_memory_bytes: int | None = None
 
 
 def packing_of(shares: Sequence[Share], work: Work | None = None, kept: Sequence[Packing] = ()) -> Packing:
-    """Of spatial mode; members are places in ``shares``. ``kept``: packings found before, by the same places."""
+    """The shortest packing in spatial mode that ``work`` allows to find. Members of its sets are indices of ``shares``.
+
+    ``kept``: packings of the same vGPUs that were found before, with the same indices.
+    """
     return find([s.sm_mpercent for s in shares], [s.guarantee_ppm / PPM for s in shares], work, kept)
 
 
@@ -67,15 +63,17 @@ def packing_ratio(mode: Mode, shares: Sequence[Share]) -> float:
 
 
 def fits(mode: Mode, shares: Sequence[Share], work: Work | None = None) -> bool:
-    """Whether all guarantees can be kept; with ``work``, whether that was found out."""
+    """Whether all guarantees can be kept. With ``work``, False also means that the work did not suffice to decide."""
     if mode is Mode.TEMPORAL:
         return sum(s.guarantee_ppm for s in shares) <= PPM
     return packed(shares, work) is not None
 
 
 def packed(shares: Sequence[Share], work: Work | None = None, kept: Sequence[Packing] = ()) -> Packing | None:
-    """Of spatial mode: a packing that keeps all guarantees, as proof that they fit; None where none was found. It has
-    to be kept: a second search may find no such packing with the work that is left."""
+    """A packing that keeps all guarantees in spatial mode, as proof that they fit; None: none was found.
+
+    The caller keeps it, because a second search may find no such packing with the work that is left.
+    """
     if sum(s.sm_mpercent for s in shares) <= CARD_MPERCENT:
         return packing_of(shares, work, kept)
     return within_limit([s.sm_mpercent for s in shares], [s.guarantee_ppm / PPM for s in shares], work, kept)
@@ -93,11 +91,11 @@ def admit(
     kept: Sequence[Packing] = (),
     packing: Packing | None = None,
 ) -> Refusal | None:
-    """None where ``new`` fits beside ``present``, else all that does not fit, and the largest that would.
+    """None if ``new`` fits beside ``present``; else why it does not fit, and the largest vGPU that would.
 
-    ``overcommit``: compute guarantees are weights, any sum goes. ``swap``: memory takes turns on the card with that of
-    others, and has to fit the card alone. ``work``: bounds what spatial mode may cost; ``kept``: packings that there
-    are, by places in ``present``, with ``new`` as the last. ``packing``: what ``packing_of`` found for all of them.
+    ``overcommit``: compute guarantees are weights, so any sum fits. ``swap``: the memory of ``new`` is swapped, so it
+    has to fit the card alone. ``work``: the bound of the search in spatial mode. ``kept``: packings that were found
+    before, by indices of ``present``; ``new`` comes last. ``packing``: the result of ``packing_of`` for all of them.
     """
     room = _memory_refusal(card_bytes, present, new, swap=swap)
     shares = [d.share for d in present]
@@ -154,7 +152,7 @@ def _compute_refusal(
 
 
 def _why(shares: Sequence[Share], packing: Packing) -> str:
-    """Why ``packing`` does not let ``shares`` in: it is proved to be too long, or no shorter one was found in time."""
+    """Why ``packing`` does not admit ``shares``: the least packing is too long, or no shorter one was found."""
     area = sum(s.guarantee_ppm * s.sm_mpercent for s in shares) / (PPM * CARD_MPERCENT)
     if packing.least:
         return f"the guarantees together need {packing.time:.2f} s of every second"
@@ -169,11 +167,11 @@ def _why(shares: Sequence[Share], packing: Packing) -> str:
 def largest_guarantee(
     present: Sequence[Share], new: Share, work: Work | None = None, kept: Sequence[Packing] = ()
 ) -> int:
-    """The greatest guarantee (ppm, whole tenths of a percent) at which ``new`` fits beside ``present`` in spatial mode;
-    with ``work`` perhaps a smaller one, which fits all the same.
+    """The greatest guarantee (ppm, whole tenths of a percent) at which ``new`` fits beside ``present`` in spatial mode.
+    If ``work`` does not suffice for it, a smaller guarantee that fits.
 
-    φ is convex in the guarantee asked for, and its prices give a line below it: where that line crosses the limit is
-    never too small, and asking again from there converges from above (Kelley's cutting planes).
+    φ is convex in the guarantee, and the prices of a packing give a line below φ. That line crosses the limit at a
+    guarantee that is never too small. Packing again from there converges from above (Kelley's cutting planes).
     """
     widths = [*(s.sm_mpercent for s in present), new.sm_mpercent]
     if sum(widths) <= CARD_MPERCENT:
@@ -193,7 +191,7 @@ def largest_guarantee(
 
 
 def _sure_guarantee(widths: Sequence[int], others: Sequence[float], kept: Sequence[Packing]) -> int:
-    """A guarantee at which the last of ``widths`` is let in without much work."""
+    """A guarantee at which the last of ``widths`` is admitted. It may not be the greatest, and takes little work."""
     asked = max((room_for(widths[-1], one.without(len(others)), widths) for one in kept), default=0.0)
     low, high = 0, 1000
     while high - low > 1:
@@ -208,7 +206,7 @@ def _tenths(asked: float) -> int:
 
 
 def overcommitted(mode: Mode, shares: Sequence[Share]) -> list[Share]:
-    """The shares with their guarantees as weights: scaled down until they can be packed, where they cannot."""
+    """``shares`` with their guarantees as weights: if they do not fit, one factor scales them down until they do."""
     if fits(mode, shares):
         return list(shares)
     ratio = packing_ratio(mode, shares) / (1.0 if mode is Mode.TEMPORAL else PACKING_LIMIT)

@@ -1,8 +1,9 @@
-"""What of the card is promised to nobody is lent to those who may own more than they were promised. Pure.
+"""How memory that no vGPU was promised is divided among the vGPUs that may own more than they were promised.
 
-Each has what it has and an equal part of what is left; whose allocation waits for room goes first. Nobody's part grows
-by what another one gives up before the next look, when what that one was just allocating has been seen: of what is
-spare, all that somebody may still take by a limit of before is not lent anew.
+Each borrower keeps what it owns and gets an equal part of the rest. A borrower whose allocation waits is served first.
+
+Invariant: memory is not lent twice. A borrower may still allocate up to its last limit, although the next division
+gives it less. So the difference between that limit and what it owns is not lent to another one yet.
 """
 
 from __future__ import annotations
@@ -16,17 +17,21 @@ UNBOUNDED: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Borrower:
-    """``promised_bytes`` of the card are kept for it, and it has ``borrowed_bytes`` beyond them. ``limit_bytes``: what
-    it was last told that it may have in all; 0: nothing yet. ``grows``: not while it stands still or is away.
-    ``asks_bytes``: an allocation waits for so much more. ``more_bytes``: what it may own besides, wherever that is."""
+    """A vGPU that may own more memory on the card than it was promised."""
 
     vgpu_id: str
     promised_bytes: int
+    """The card keeps these for it."""
     borrowed_bytes: int
+    """What it owns on the card beyond ``promised_bytes``."""
     limit_bytes: int
+    """The last limit that was published for it; 0: none yet."""
     grows: bool = True
+    """False: it is quiesced or swapped out."""
     asks_bytes: int = 0
+    """An allocation waits for this many more."""
     more_bytes: int = UNBOUNDED
+    """What it may own beyond what it has on the card, wherever that is."""
 
     @property
     def own_bytes(self) -> int:
@@ -38,7 +43,7 @@ class Borrower:
 
 
 def divide(borrowers: Sequence[Borrower], spare_bytes: int) -> dict[str, int]:
-    """What each may have on the card from now on, by vGPU id; at least 1, as 0 means no limit to who reads it."""
+    """The limits on the card from now on, by vGPU id. Each is at least 1, because 0 means "no limit" to the hook."""
     left = max(0, spare_bytes - sum(b.borrowed_bytes for b in borrowers))
     growing = [b for b in borrowers if b.grows]
     asked: dict[str, int] = {}

@@ -2,10 +2,10 @@
 
     φ = min Σ x_S   over sets S with Σ widths ≤ the card   such that each vGPU i is in sets of total time ≥ r_i
 
-Three ways lead to a packing. Column generation finds the least one, and its work grows faster than the cube of the
-number of vGPUs. Wrapping vGPUs around lanes, and adding one vGPU to a packing that is there, take no noticeable work
-and give a packing that may be a little longer. ``find`` bounds the work, so a change never holds up the server's loop:
-it returns the best packing that it has by then, and says whether that is known to be the least.
+Three methods give a packing. Column generation finds the least one; its work grows faster than the cube of the
+number of vGPUs. Wrapping vGPUs around lanes, and completing a packing that exists, take little work and give a packing
+that may be longer. ``find`` bounds the work, so a change never blocks the server's loop. It returns the best packing
+found, and whether that is known to be the least.
 
 Sources: column generation for packing (Gilmore, Gomory 1961), its pricing step being the scheduler's knapsack;
 wrap-around (McNaughton 1959).
@@ -18,49 +18,49 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Final
 
-from gpuserver.core.admission.knapsack import Work, best_set
+from vgpu.packing.knapsack import Work, best_set
+from vgpu.share import CARD_MPERCENT
 
-CARD_MPERCENT: Final = 100_000
 PACKING_LIMIT: Final = 0.95
 STEPS: Final = 300_000
 """The work of one change. A step is one inner operation of simplex or knapsack; this many take about 50 ms."""
 EXACT_MOST: Final = 24
-"""Of more vGPUs than these, a packing within the limit is taken as it is found, and its time is not made the least."""
+"""With more vGPUs than this, the first packing within the limit is taken, although a shorter one may exist."""
 TOLERANCE: Final = 1e-7
 _PRICE_UNITS: Final = 10**12
 _BISECTIONS: Final = 24
 _COMPLETION: Final = 100
-"""Steps for each vGPU that wrapping and completing take."""
+"""Steps that wrapping and completing take for each vGPU."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """A fractional packing.
-
-    ``time``: Σ of the sets' times; φ if ``least``. ``sets``: (members, time); each member's total time is at least its
-    guarantee. ``prices``: one per vGPU where the packing came from column generation and is the least, with
-    Σ price·r = φ and Σ prices ≤ 1 over every set that fits (the dual solution); else none.
-    """
+    """A fractional packing: sets of vGPUs, each of which runs for a part of the time."""
 
     time: float
+    """The sum of the sets' times; φ if ``least``."""
     sets: tuple[tuple[frozenset[int], float], ...]
+    """(members, time). Over all sets, each member's time is at least its guarantee."""
     prices: tuple[float, ...] = ()
+    """The dual solution, one price per vGPU: Σ price·r = φ, and Σ prices ≤ 1 over every set that fits. Empty: the
+    packing is not the least, or came without column generation."""
     least: bool = False
+    """It is known that no packing is shorter."""
 
     def without(self, member: int) -> Packing:
-        """The same packing for the others. Nothing is computed anew."""
+        """The same packing for the other vGPUs, without a new search."""
         sets = tuple((members - {member}, time) for members, time in self.sets)
         kept = tuple((members, time) for members, time in sets if members)
         return Packing(sum(time for _, time in kept), kept)
 
     def renamed(self, names: Mapping[int, int]) -> Packing:
-        """The same packing, each member by its new name; members without one are left out."""
+        """The same packing with each member's new name. A member without a new name is left out."""
         sets = tuple((frozenset(names[i] for i in members if i in names), time) for members, time in self.sets)
         kept = tuple((members, time) for members, time in sets if members)
         return replace(self, sets=kept, time=sum(time for _, time in kept), prices=(), least=False)
 
     def serves(self, widths: Sequence[int], guarantees: Sequence[float]) -> bool:
-        """Whether each vGPU gets its guarantee in it, and all sets fit."""
+        """Whether each vGPU gets its guarantee, and the SMs of each set fit the card."""
         if any(sum(widths[i] for i in members) > CARD_MPERCENT for members, _ in self.sets):
             return False
         given = _given(self.sets, len(widths))
@@ -73,9 +73,11 @@ NO_PACKING: Final = Packing(0.0, ())
 def find(
     widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None, kept: Sequence[Packing] = ()
 ) -> Packing:
-    """The least packing, or the shortest that ``work`` allows to find. ``kept``: packings of the same vGPUs that are
-    there already; a vGPU that is new or has grown may be missing from their sets. The result is not longer than one of
-    them that serves all. Without ``work`` the result is always the least."""
+    """The least packing, or the shortest that ``work`` allows to find. Without ``work`` the result is always the least.
+
+    ``kept``: packings of the same vGPUs that were found before. A vGPU that is new or has grown may be missing from
+    their sets. The result is not longer than a kept packing that serves all vGPUs.
+    """
     asked = [i for i, (width, guarantee) in enumerate(zip(widths, guarantees, strict=True)) if width and guarantee > 0]
     if not asked:
         return replace(NO_PACKING, least=True)
@@ -94,8 +96,8 @@ def find(
 def within_limit(
     widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None, kept: Sequence[Packing] = ()
 ) -> Packing | None:
-    """A packing within the limit, not always the shortest that ``find`` gives; None where none was found. The ways that
-    cost little work are tried first."""
+    """A packing within the limit; None: none was found. It may be longer than that of ``find``, because the methods
+    that take little work are tried first."""
     if work is not None and any(guarantees):
         order = _falling(widths, guarantees)
         lanes_fit = max(guarantees) <= PACKING_LIMIT
@@ -118,11 +120,12 @@ def _least(widths: Sequence[int], guarantees: Sequence[float], asked: Sequence[i
 
 
 def pack(widths: Sequence[int], guarantees: Sequence[float], work: Work | None = None) -> Packing:
-    """The least total time in which vGPUs of ``widths`` (millipercent, each ≤ the card) get ``guarantees`` (ratio), by
-    column generation. ``work`` used up: the packing of that moment, which is not known to be the least.
+    """The least packing by column generation. ``widths``: millipercent, each ≤ the card. ``guarantees``: ratios.
 
-    Revised simplex; the first basis is everybody alone. The guarantees are perturbed by less than a millionth, which
-    breaks ties, so that degenerate steps cannot cycle.
+    If ``work`` is used up first, the packing is the one of that step, and is not known to be the least.
+
+    Method: revised simplex. In the first basis each vGPU is alone. Each guarantee is perturbed by less than a
+    millionth. Reason: without ties, degenerate steps cannot cycle.
     """
     n = len(widths)
     columns = [frozenset([i]) for i in range(n)]
@@ -134,7 +137,7 @@ def pack(widths: Sequence[int], guarantees: Sequence[float], work: Work | None =
         prices = [sum(row[j] for row in inverse) for j in range(n)]
         entering = frozenset(best_set(widths, [int(p * _PRICE_UNITS) for p in prices], CARD_MPERCENT, work))
         if sum(prices[i] for i in entering) <= 1 + TOLERANCE:
-            least = work is None or work.left > 0  # else the knapsack may have overlooked a better set
+            least = work is None or work.left > 0  # else the knapsack may have missed a better set
             break
         direction = [sum(row[j] for j in entering) for row in inverse]
         leaving = min(
@@ -153,9 +156,12 @@ def pack(widths: Sequence[int], guarantees: Sequence[float], work: Work | None =
 
 
 def wrapped(widths: Sequence[int], guarantees: Sequence[float]) -> Packing:
-    """A packing by wrap-around: vGPUs by falling width fill lanes of one length, one after the other; what is beyond a
-    lane's end goes on at the beginning of the next lane. A lane is as wide as its widest vGPU. No vGPU is in two lanes
-    at once, since no guarantee is longer than a lane. The lanes' length is the least at which they fit the card."""
+    """A packing by wrap-around: vGPUs by falling width fill lanes of one length, one lane after the other.
+
+    A vGPU that reaches a lane's end continues at the beginning of the next lane. A lane is as wide as its widest vGPU.
+    No vGPU is in two lanes at once, because no guarantee is longer than a lane. The lanes have the least length at
+    which they fit the card.
+    """
     order = _falling(widths, guarantees)
     low, high = max(guarantees), max(sum(guarantees), TOLERANCE)
     if _lanes_width(widths, guarantees, low, order) <= CARD_MPERCENT:
@@ -176,7 +182,7 @@ def _falling(widths: Sequence[int], guarantees: Sequence[float]) -> list[int]:
 def _lanes_width(
     widths: Sequence[int], guarantees: Sequence[float], length: float, order: Sequence[int] | None = None
 ) -> int:
-    """How wide all lanes of this length are together."""
+    """The total width of all lanes of this length."""
     total, room = 0, 0.0
     for i in _falling(widths, guarantees) if order is None else order:
         left = guarantees[i]
@@ -188,7 +194,7 @@ def _lanes_width(
 
 
 def _cut(guarantees: Sequence[float], order: Sequence[int], length: float) -> Packing:
-    """The lanes of this length as sets, from one beginning or end of a vGPU to the next."""
+    """The lanes of this length as sets. A set ends where a vGPU begins or ends."""
     pieces: list[tuple[float, float, int]] = []
     at = length
     for i in order:
@@ -210,8 +216,10 @@ def _cut(guarantees: Sequence[float], order: Sequence[int], length: float) -> Pa
 
 
 def completed(kept: Packing, widths: Sequence[int], guarantees: Sequence[float]) -> Packing:
-    """``kept`` with all that is missing: each vGPU that lacks time joins sets where it fits, and gets the rest of its
-    time alone. A set that no longer fits, because a member has grown, loses its widest members first."""
+    """``kept`` with what it lacks: a vGPU without its full time joins sets that it fits, and gets the rest alone.
+
+    A set that no longer fits, because a member has grown, loses its widest members first.
+    """
     sets: list[tuple[frozenset[int], float]] = []
     for members, time in kept.sets:
         narrow = sorted((i for i in members if widths[i] and guarantees[i] > 0), key=lambda i: widths[i])
@@ -227,7 +235,7 @@ def completed(kept: Packing, widths: Sequence[int], guarantees: Sequence[float])
 
 
 def _given(sets: Sequence[tuple[frozenset[int], float]], count: int) -> list[float]:
-    """The time that each has in ``sets``."""
+    """The time that each vGPU has in ``sets``."""
     given = [0.0] * count
     for members, time in sets:
         for i in members:
@@ -270,7 +278,6 @@ def _with(
 
 
 def room_for(width: int, kept: Packing, widths: Sequence[int]) -> float:
-    """The longest time that one more vGPU of ``width`` can have beside ``kept`` within the limit, without any new
-    packing."""
+    """The longest time that one more vGPU of ``width`` gets beside ``kept`` within the limit, without a new search."""
     beside = sum(time for members, time in kept.sets if sum(widths[i] for i in members) + width <= CARD_MPERCENT)
     return max(0.0, min(1.0, beside + max(0.0, PACKING_LIMIT - kept.time)))

@@ -1,4 +1,4 @@
-"""The best-packed set: a 0/1 knapsack, exact."""
+"""The most valuable set that fits a capacity: an exact 0/1 knapsack with bounded work."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ State = tuple[int, int, tuple[int, ...]]
 
 @dataclass(slots=True)
 class Work:
-    """How many steps may still be made. The core has no clock, so work is bounded by what is done, not by time."""
+    """The bound of a search, in steps. Reason for steps: the core has no clock."""
 
     left: int
+    """Steps that may still be made."""
 
     def spend(self, steps: int) -> bool:
-        """False: not so many are left."""
+        """Take ``steps`` off; False: the work is used up."""
         self.left -= steps
         return self.left > 0
 
 
 def best_set(weights: Sequence[int], values: Sequence[int], capacity: int, work: Work | None = None) -> list[int]:
-    """Indices of the set with the greatest total value among those whose weights sum to at most ``capacity``.
+    """Ascending indices of the set with the greatest total value among those with a total weight ≤ ``capacity``.
 
-    Exact, in integers, as long as ``work`` lasts; else the best set found by then, which fits all the same. Weights are
-    ≥ 0; items with a value ≤ 0 are left out. Indices come in ascending order.
+    The result is exact while ``work`` lasts; after that it is the best set found, which fits as well. Weights are ≥ 0.
+    Items with a value ≤ 0 are left out.
 
-    Dynamic programming over the undominated (weight, value) pairs, items by falling value per weight, so that whatever
-    cannot reach the best set found so far, even if the rest could be cut to measure, is dropped at once
-    (Horowitz, Sahni 1974; the bound is Dantzig's). SM shares come in few sizes, so few pairs survive: 64 vGPUs take
-    well under a millisecond.
+    Method: dynamic programming over the undominated (weight, value) pairs, with the items by falling value per weight
+    (Horowitz, Sahni 1974). A pair is dropped if it cannot reach the best set found so far, even if the next item could
+    fill the rest of the capacity in part (Dantzig's bound). SM shares come in few sizes, so few pairs survive.
     """
     worthy = [i for i, (w, v) in enumerate(zip(weights, values, strict=True)) if v > 0 and w <= capacity]
     items = sorted((i for i in worthy if weights[i] > 0), key=lambda i: (-values[i] / weights[i], i))
@@ -50,13 +50,13 @@ def best_set(weights: Sequence[int], values: Sequence[int], capacity: int, work:
             density_value, density_weight = values[following], weights[following]
             states = [s for s in states if (best - s[1]) * density_weight <= (capacity - s[0]) * density_value]
     heaviest = states[-1] if states else filled  # and so the most valuable
-    if filled[1] > heaviest[1]:  # the work did not last
+    if filled[1] > heaviest[1]:  # the work was used up
         heaviest = filled
     return sorted([i for i in worthy if weights[i] == 0] + [*heaviest[2]])
 
 
 def _greedy(items: list[int], weights: Sequence[int], values: Sequence[int], capacity: int) -> State:
-    """Items by falling value per weight, each that still fits."""
+    """The set that takes ``items`` in their order, each one that still fits."""
     weight, total = 0, 0
     chosen: list[int] = []
     for item in items:
@@ -68,7 +68,7 @@ def _greedy(items: list[int], weights: Sequence[int], values: Sequence[int], cap
 
 
 def _undominated(one: list[State], other: list[State]) -> list[State]:
-    """Merge two lists by rising weight, keeping only what is worth more than everything lighter."""
+    """Both lists by rising weight. A state is kept if it is worth more than every lighter one."""
     merged = sorted([*one, *other], key=lambda s: (s[0], -s[1]))
     kept: list[State] = []
     for state in merged:
