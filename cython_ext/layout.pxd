@@ -28,8 +28,8 @@ Rules of publication
 * Epochs are 32-bit, start at 1 and grow by one per lease of a GPU; compare them with ``epoch_reached`` (wrap-safe).
   0 is "none". A process may have been idle for any number of leases of others: what its slot says of an epoch is
   compared with ``epoch_past``.
-* Fields are only ever appended. A hook refuses a page whose ``size`` is more than it knows. So ``size`` stays what it was
-  under ``min_version``, and the file has the appended fields behind it; where the maker lacks them, they are zero.
+* Fields are only ever appended. A hook refuses a page whose ``size`` is more than it knows. So ``size`` stays what it
+  was under ``min_version``. The file has the appended fields behind it; where the maker lacks them, they are zero.
   ``min_version`` is the oldest reader that understands the page.
 * A lock that processes of several PID namespaces share names no TID (logic/section.pxd). Processes of before, which put
   theirs in ``ActivityPage.ledger``, are not refused: no name looks like a TID, so both kinds exclude each other, and

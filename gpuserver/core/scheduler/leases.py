@@ -52,6 +52,8 @@ class Share:
     bursts: bool = False
     shareable: bool = False
     """In temporal mode it may hold a shared lease, while it is light (``kinds.py``)."""
+    counted: bool = True
+    """The hooks of its processes count the GPU time that they use: an allowance holds them to its limit."""
 
 
 # --- events -----------------------------------------------------------------------------------------------------
