@@ -7,7 +7,7 @@ WORKERS ?= 4
 NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbol.py client_hook/symbols.py client_hook/calls.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-slow test-all lint format bench mutation wheel clean
+.PHONY: help setup build demo test test-slow test-all lint format bench mutation coverage wheel clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,17 @@ bench: setup ## what can be measured without a GPU: native latencies, instructio
 mutation: setup ## mutation testing of the decision cores (ten minutes); ONLY='gpuserver.core.scheduler.account.*' for a part
 	HYPOTHESIS_PROFILE=mutation nice -n 19 $(BIN)/mutmut run --max-children 2 $(ONLY)
 	$(BIN)/mutmut results
+
+# One process, and no whole populations: a line that only a random population reaches counts as not covered.
+COVERING := tests/core tests/broker/test_core.py tests/broker/test_places.py tests/protocol/test_codec.py \
+	tests/vocabulary/test_spec.py tests/vocabulary/test_units.py
+POPULATIONS := machine properties invariants planted_faults gangs_and_classes gangs_with_limits spatial_rows \
+	temporal_rows saving batches
+
+coverage: setup ## lines of the decision cores that quick tests reach: less than 95 % is an error; one minute
+	HYPOTHESIS_PROFILE=mutation $(BIN)/python -m coverage run -m pytest -q -p no:cacheprovider -m "not slow and not simulation" \
+		$(COVERING) $(POPULATIONS:%=--ignore-glob='*_%.py')
+	$(BIN)/python -m coverage report
 
 # What was deleted since the last wheel must not come back. auditwheel names the oldest glibc that it loads on.
 wheel: $(VENV)/.builder ## a wheel under dist/, by the group `build` alone: it needs no compiler, for every Python from 3.11 on and glibc from 2.28

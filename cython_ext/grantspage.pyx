@@ -13,6 +13,9 @@ from cython_ext.readings import GrantsFlag, LeaseReading, PageMode, PlanReading
 cdef extern from "limits.h":
     const int INT_MAX
 
+cdef size_t APPENDED = sizeof(int64_t)   # GrantsPage.allowed_ns
+cdef size_t FIRST_BYTES = sizeof(layout.GrantsPage) - APPENDED
+
 
 cdef int put_text(char* target, size_t size, str value, str what) except -1:
     raw = value.encode()
@@ -57,7 +60,7 @@ cdef class GrantsPage(Page):
                process_limit_bytes=0, implicit_bytes=0, window_ns=1_000_000, grace_ns=10_000_000_000, flags=0):
         """Make and seal the page of one vGPU. ``fileno`` is a read-only descriptor, for broker and hooks."""
         cdef GrantsPage self = GrantsPage.__new__(GrantsPage)
-        self.make("vgpu-grants", sizeof(layout.GrantsPage), layout.GRANTS_MAGIC, F_SEAL_FUTURE_WRITE)
+        self.make("vgpu-grants", FIRST_BYTES, layout.GRANTS_MAGIC, F_SEAL_FUTURE_WRITE, APPENDED)
         cdef layout.GrantsPage* page = self.get()
         page.generation = generation
         page.mode = PageMode(mode)
@@ -81,7 +84,7 @@ cdef class GrantsPage(Page):
     def map_readonly(int descriptor):
         """Map a page made elsewhere; the descriptor stays the caller's. Raises ``PageError``."""
         cdef GrantsPage self = GrantsPage.__new__(GrantsPage)
-        self.adopt(descriptor, sizeof(layout.GrantsPage), layout.GRANTS_MAGIC, False)
+        self.adopt(descriptor, FIRST_BYTES, layout.GRANTS_MAGIC, False, APPENDED)
         return self
 
     @property

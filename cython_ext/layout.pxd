@@ -28,8 +28,9 @@ Rules of publication
 * Epochs are 32-bit, start at 1 and grow by one per lease of a GPU; compare them with ``epoch_reached`` (wrap-safe).
   0 is "none". A process may have been idle for any number of leases of others: what its slot says of an epoch is
   compared with ``epoch_past``.
-* Fields are only ever appended; ``size`` and ``version`` of the writer tell a reader what is there. ``min_version`` is
-  the oldest reader that understands the page.
+* Fields are only ever appended. A hook refuses a page whose ``size`` is more than it knows. So ``size`` stays what it
+  was under ``min_version``. The file has the appended fields behind it; where the maker lacks them, they are zero.
+  ``min_version`` is the oldest reader that understands the page.
 * A lock that processes of several PID namespaces share names no TID (logic/section.pxd). Processes of before, which put
   theirs in ``ActivityPage.ledger``, are not refused: no name looks like a TID, so both kinds exclude each other, and
   ``ledger_name`` and ``naming_epoch`` say whether a TID there can be an owner's. LAYOUT_MIN_VERSION stays.
@@ -116,7 +117,7 @@ cdef extern from *:
 
 cdef struct PageHeader:
     uint64_t magic
-    uint32_t size            # bytes of the page as its writer declared it
+    uint32_t size            # bytes of the page under ``min_version``, without what was appended since
     uint16_t version
     uint16_t min_version
     uint64_t features

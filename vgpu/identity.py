@@ -18,7 +18,7 @@ class Member:
     """A process that a broker has admitted, in the kernel's words: the one list of who is in a vGPU.
 
     ``uid``: under which it attached, −1 if that is not known. ``alive``: False from its death until the driver has let
-    its memory go. ``command``: its own word, for people.
+    its memory go. ``command``: its own word, for people. ``counts``: its hook counts the GPU time that it uses.
     """
 
     slot: int
@@ -26,6 +26,7 @@ class Member:
     uid: int = -1
     command: str = ""
     alive: bool = True
+    counts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ class Share:
     """Spatial mode: its processes run on all SMs, whatever ``sm_mpercent`` is."""
     shareable: bool = False
     """Temporal mode: while the vGPU is light (``gpuserver/core/scheduler/kinds.py``), it may hold a shared lease."""
+    counted: bool = True
+    """The hooks of its processes count the GPU time that they use: an allowance holds them to its limit."""
 
 
 MEANING: Final = """\

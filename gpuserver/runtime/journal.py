@@ -156,8 +156,23 @@ class Journal:
             # Used from whichever thread trio lends, never from two at once.
             self._database = sqlite3.connect(path, check_same_thread=False, isolation_level=None)
         with _readable(path), self._closed_if_not():
+            self._refuse_newer()
             self._prepare()
             self._file = file_at(path)
+
+    def _refuse_newer(self) -> None:
+        """``VgpuError`` (version): a newer release wrote the file. It stays as it is, for that release."""
+        with closing(self._database.execute("SELECT 1 FROM sqlite_master WHERE name = 'server'")) as tables:
+            if tables.fetchone() is None:
+                return
+        with closing(self._database.execute("SELECT schema_version FROM server")) as rows:
+            version = (rows.fetchone() or (None,))[0]
+        if isinstance(version, int) and version > SCHEMA_VERSION:
+            raise VgpuError(
+                ErrorCode.VERSION,
+                f"{self._path} was written by a newer release (schema {version}, this one knows {SCHEMA_VERSION})",
+                "install that release again, or a newer one",
+            )
 
     def _prepare(self) -> None:
         self._database.execute("PRAGMA journal_mode = WAL")
@@ -212,13 +227,6 @@ class Journal:
             values = rows.fetchone()
         if values is None:
             return None
-        version = values[0]
-        if isinstance(version, int) and version > SCHEMA_VERSION:
-            raise VgpuError(
-                ErrorCode.VERSION,
-                f"{self._path} was written by a newer release (schema {version}, this one knows {SCHEMA_VERSION})",
-                "update st-vgpu",
-            )
         found = _Found.model_validate(dict(zip(_Found.model_fields, values, strict=True)))
         return ServerRow(**found.model_dump(exclude={"schema_version"}))
 

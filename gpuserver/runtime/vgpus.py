@@ -384,10 +384,14 @@ class Vgpu:
 
     @property
     def share(self) -> Share:
-        """What the scheduler has to know: its share, as wide as the widest of its processes was made at its start. Of
-        one that bursts no width is taken from anybody."""
+        """What the scheduler has to know: its share, as wide as the widest of its processes was made at its start. A
+        vGPU that bursts takes no width from others. In temporal mode one process whose hook counts nothing is enough
+        for leases that have an end."""
         record = self.record
-        if record.partition is None or record.spec.burst:
+        if record.partition is None:
+            counted = all(one.counts for one in (*self.members.values(), *self.returning) if one.alive)
+            return record.share if counted else replace(record.share, counted=False, shareable=False)
+        if record.spec.burst:
             return record.share
         widest = max((self.sms_of(slot) for slot in self.alive), default=0)
         if widest <= record.partition.granted_sms:

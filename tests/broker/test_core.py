@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from vgpu.broker.core import Admission, Admissions, IllegalMove, SlotState, company, may_attach
+from vgpu.broker.core import Admission, Admissions, IllegalMove, SlotState, company, gpu_full, may_attach
 from vgpu.identity import Peer, Process
 from vgpu.protocol.broker import Adopt, Attach, Refused
 
@@ -273,3 +273,16 @@ class Slots(RuleBasedStateMachine):
 
 
 TestSlots = Slots.TestCase
+
+
+@pytest.mark.parametrize(
+    ("processes", "reason"),
+    [
+        (49, "GPU 0 has 48 processes already, the most of its MPS server; end one"),
+        (48, "those that are left are kept for other vGPUs than vgpu-00000001; end one"),
+    ],
+)
+def test_a_full_mps_server_says_whose_places_are_left(processes: int, reason: str) -> None:
+    refused = gpu_full(VGPU.model_copy(update={"most_processes": 48}), processes)
+    assert refused.code == "full"
+    assert reason in refused.error

@@ -62,6 +62,20 @@ def test_the_limit_fills_the_bucket_meanwhile(change: bool) -> None:
     assert bench.books(4 * MS)[1].bucket_ns == (3 * MS // 2 if change else 2 * MS)
 
 
+def test_one_that_is_removed_is_charged_for_nothing_more() -> None:
+    bench = benched(5)
+    bench.sit(2, NOTHING, 0, 0)
+    bench.leave(2, 7, 0)
+    assert list(bench) == [1, 2]
+    assert bench.forget(1)
+    assert not bench.forget(1), "it is not there any more"
+    bench.drained(1, 5, MS)
+    bench.drained(2, 7, 3 * MS)
+    assert bench.book(2, 4 * MS) == NOTHING.overrun(3 * MS)
+    bench.clear()
+    assert list(bench) == []
+
+
 class Charged(RuleBasedStateMachine):
     """One vGPU, with any number of leases that leave, against a line of time of which each instant is charged once."""
 

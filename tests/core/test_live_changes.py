@@ -69,6 +69,17 @@ def test_a_limit_that_is_taken_away_ends_the_wait() -> None:
     assert (start_ms, end_ms) == (end_ns / MS + 2, None)
 
 
+def test_a_process_whose_hook_counts_nothing_gives_its_vgpus_lease_an_end() -> None:
+    share = Share(PPM * 3 // 10, PPM * 3 // 10)
+    desk = Desk(TemporalScheduler(), share)
+    assert desk.runs(0, 0).end_ns is None
+    desk.changed(0, replace(share, counted=False), 5)
+    assert desk.scheduler.published(0)[0][0].end_ns is not None
+    free = replace(share, limit_ppm=PPM, counted=False)
+    assert desk.changed(0, free, 6) or desk.tick(20)
+    assert desk.scheduler.published(0)[0][0].end_ns is None  # without a limit there is nothing to hold it to
+
+
 @pytest.mark.parametrize("percent", [5, 40])
 def test_a_debt_is_kept_while_throttled_too(percent: int) -> None:
     """In real time: what the others could not use while it held beyond its share."""

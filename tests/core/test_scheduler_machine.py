@@ -22,19 +22,21 @@ from tests.core.populations import works
 from vgpu.share import PPM, Mode, Priority, Share
 
 shares = st.builds(
-    lambda guarantee, extra, sms, priority, bursts, shareable: Share(
+    lambda guarantee, extra, sms, priority, bursts, shareable, counted: Share(
         guarantee * 10_000,
         PPM if bursts else min(PPM, (guarantee + extra) * 10_000),
         sms * 1000,
         priority,
         bursts,
-        shareable=shareable,
+        shareable=shareable and counted,
+        counted=counted,
     ),
     st.integers(1, 40),
     st.sampled_from([0, 10, 100, 100]),
     st.integers(5, 100),
     st.sampled_from(list(Priority)),
     st.booleans(),
+    st.sampled_from([True, True, True, False]),
     st.sampled_from([True, True, True, False]),
 )
 demands = st.lists(st.sampled_from([0, 200_000, 600_000, 900_000]), min_size=1, max_size=3).map(tuple)

@@ -107,9 +107,12 @@ def test_lags_stay_bounded_and_add_up_to_nothing(population: Population) -> None
 @pytest.mark.simulation
 @pytest.mark.parametrize("kernel_ns", [MS, 30 * MS, 100 * MS])
 @pytest.mark.parametrize("limit", [0.1, 0.3, 0.7])
-def test_a_limit_is_neither_exceeded_nor_withheld(limit: float, kernel_ns: int) -> None:
-    """5 and 6: alone, always wanting."""
-    run = simulate([Share(round(limit * PPM), round(limit * PPM))], [Work(kernel_ns)], 12)
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_limit_is_neither_exceeded_nor_withheld(limit: float, kernel_ns: int, counted: bool) -> None:
+    """5 and 6: alone, always wanting. Where hooks count nothing, leases with an end hold it."""
+    run = simulate([Share(round(limit * PPM), round(limit * PPM), counted=counted)], [Work(kernel_ns)], 12)
+    leases = {command.lease.epoch for _, command in run.commands if isinstance(command, Publish)}
+    assert len(leases) > 10 or counted
     assert not oracle.limits(run)
     assert not oracle.limit_used(run, 0)
     assert run.busy_ns(0, 2 * S, 12 * S) / (10 * S) == pytest.approx(limit, abs=0.012)

@@ -55,6 +55,7 @@ def attach_request(**changes: Any) -> dict[str, Any]:
         "command": "test",
         "now_ns": time.monotonic_ns(),
         "slot": -1,
+        "counts": True,
     }
     return request | changes
 

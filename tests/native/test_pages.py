@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cython_ext.nativelogic import GRANTS_BYTES
 
 from cython_ext.activitypage import ActivityPage, SlotsFull
 from cython_ext.grantspage import GrantsPage
@@ -150,6 +151,12 @@ def test_a_page_that_needs_a_newer_program_is_refused(page: GrantsPage) -> None:
             GrantsPage.map_readonly(newer)
     finally:
         os.close(newer)
+
+
+def test_hooks_of_the_first_release_take_the_page(page: GrantsPage) -> None:
+    """They know 400 bytes of it, and refuse a page whose header says more."""
+    assert int.from_bytes(os.pread(page.fileno(), 4, 8), "little") == 400
+    assert os.fstat(page.fileno()).st_size >= GRANTS_BYTES > 400
 
 
 def test_slots_are_reserved_until_none_is_left() -> None:

@@ -199,13 +199,21 @@ def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) 
     assert begun(path) == (replace(server, generation=2, next_epoch=77 + EPOCH_RESERVE), known)
 
 
-def test_a_journal_of_a_newer_release_is_left_alone(path: Path, journal: Journal) -> None:
-    journal.begin()
+@pytest.mark.parametrize("column", ["mode", "window_ns"])
+def test_a_journal_of_a_newer_release_is_left_alone(path: Path, column: str) -> None:
+    """Whatever that release calls its columns."""
+    with closing(Journal(path)) as journal:
+        journal.begin()
     with closing(sqlite3.connect(path)) as raw, raw:
         raw.execute("UPDATE server SET schema_version = 99")
+        raw.execute(f"ALTER TABLE server RENAME COLUMN {column} TO another")
+    before = path.read_bytes()
     with pytest.raises(VgpuError) as refused:
         begun(path)
     assert refused.value.code is ErrorCode.VERSION
+    assert refused.value.message == f"{path} was written by a newer release (schema 99, this one knows 6)"
+    assert refused.value.hint == "install that release again, or a newer one"
+    assert path.read_bytes() == before
 
 
 UNFIT = [{"expires_unix_ns": 1 << 63}, {"created_unix_ns": 10**40}, {"owner": Owner(-(1 << 63) - 1)}]

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from vgpu.choices import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import REQUESTS, Create
-from vgpu.spec import VgpuChanges, VgpuSpec, checked_period
+from vgpu.spec import VgpuChanges, VgpuSpec, as_options, checked_period, checked_window, explain
 
 GIB = 1 << 30
 
@@ -149,3 +150,50 @@ def test_a_round_of_turns_takes_between_5_ms_and_1_s(period_ns: int, fits: bool)
     else:
         with pytest.raises(ValueError, match=r"is not between 5ms and 1s"):
             checked_period(period_ns)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"memory_limit_bytes": GIB}, "--mem-limit 1 GiB is less than --mem 2 GiB"),
+        ({"memory_limit_bytes": 4 * GIB, "oversubscribe": "swap"}, "--mem-limit is for memory on the card"),
+        ({"share_group": "lab", "oversubscribe": "swap"}, "--share-group would show what is swapped"),
+        ({"group": "ranks", "oversubscribe": "swap"}, "--group and --oversubscribe swap exclude each other"),
+        ({"process_memory_bytes": 3 * GIB}, "--mem-per-process 3 GiB is more than the 2 GiB of the vGPU"),
+    ],
+)
+def test_memory_options_that_exclude_each_other(fields: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError) as refused:
+        VgpuSpec(sm_percent=10, memory_bytes=2 * GIB, **fields)
+    assert explain(refused.value).startswith(reason)
+    assert VgpuSpec(sm_percent=10, memory_bytes=2 * GIB, memory_limit_bytes=4 * GIB, process_memory_bytes=3 * GIB)
+
+
+@pytest.mark.parametrize("group", ["", "a:b", "line\nbreak", "x" * 256])
+def test_what_is_no_name_of_a_group(group: str) -> None:
+    with pytest.raises(ValidationError, match="is not the name of a group"):
+        VgpuSpec(sm_percent=10, share_group=group)
+    assert VgpuSpec(sm_percent=10, share_group="DOMAIN\\domain users").share_group == "DOMAIN\\domain users"
+
+
+@pytest.mark.parametrize(("window_ns", "fits"), [(249_999, False), (250_000, True), (10**8, True), (10**8 + 1, False)])
+def test_between_a_quarter_of_a_millisecond_and_100_ms_is_in_flight(window_ns: int, fits: bool) -> None:
+    if fits:
+        assert checked_window(window_ns) == window_ns
+    else:
+        with pytest.raises(ValueError, match=r"is not between 250µs and 100ms"):
+            checked_window(window_ns)
+
+
+def test_options_as_they_are_typed() -> None:
+    spec = VgpuSpec(sm_percent=12.5, memory_bytes=8 * GIB, burst=True, ttl_ns=3600 * 10**9, name="first", group="ranks")
+    fields = spec.model_dump(mode="json", exclude_defaults=True)
+    assert as_options(fields | {"no_field": 1}) == "--sm 12.5 --mem 8GiB --burst --ttl 1h --group ranks"
+
+
+def test_only_the_first_complaints_are_told() -> None:
+    """A request may have hundreds of fields that are wrong."""
+    with pytest.raises(ValidationError) as refused:
+        VgpuSpec.model_validate({f"field_{n}": n for n in range(100)})
+    assert explain(refused.value).endswith("; and more")
+    assert explain(refused.value).count(";") < 20

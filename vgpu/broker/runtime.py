@@ -470,6 +470,7 @@ class Broker:
             sm_planned=planned.sm_planned,
             memory_planned_bytes=planned.memory_planned_bytes,
             mps_client_priority=planned.mps_client_priority,
+            counts=attach.counts,
         )
 
     async def _report(self, slot: int, report: Attached) -> None:

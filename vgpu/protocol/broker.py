@@ -30,7 +30,7 @@ class Message(Bounded):
 class Attach(Message):
     """A process wants in. ``slot``: −1 for a new process; a re-attaching one names the slot it holds. ``now_ns``: its
     CLOCK_MONOTONIC, to notice a time namespace. ``command``: argv[0], for people. ``vgpus``: its VGPU_ID, if that lists
-    several."""
+    several. ``counts``: its hook counts the GPU time that it uses, which hooks of the first release do not."""
 
     op: Literal["attach"] = "attach"
     version: int
@@ -39,6 +39,7 @@ class Attach(Message):
     now_ns: int = 0
     slot: int = Field(default=-1, ge=-1, lt=64)
     vgpus: str = Field(default="", max_length=256)
+    counts: bool = False
 
 
 class Admitted(Message):
@@ -85,7 +86,8 @@ class Attached(Message):
     """``vgpus``: all that the process has, sorted, if there are several and the vGPU is among them. ``sm_planned``,
     ``memory_planned_bytes``: what MPS was told to hold it to when it started, for its life; 0: to nothing, or nobody
     knows any more. So with ``mps_client_priority``: "" is not known. ``uid``: by which the kernel knew it when it
-    attached, −1: not known. ``alive``: False in a list, for one that has died and has its slot still."""
+    attached, −1: not known. ``alive``: False in a list, for one that has died and has its slot still. ``counts``: as of
+    ``Attach``."""
 
     op: Literal["attached"] = "attached"
     slot: int
@@ -98,6 +100,7 @@ class Attached(Message):
     mps_client_priority: str = ""
     uid: int = -1
     alive: bool = True
+    counts: bool = False
 
 
 class Register(Message):

@@ -23,7 +23,8 @@ from pydantic import (
 )
 
 from vgpu import retired
-from vgpu.errors import ErrorCode
+from vgpu.choices import LeaseChoice
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
@@ -38,6 +39,8 @@ Lifetime = Literal["kept", "process"]
 RequestId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
 REQUEST_IDS_SINCE: Final = 3
 """Version of the protocol."""
+LEASES_SINCE: Final = 3
+"""Version of the protocol that has ``VgpuSpec.lease``."""
 
 TRACE_LEAST_NS: Final = 100_000_000
 TRACE_MOST_NS: Final = 300_000_000_000
@@ -45,6 +48,18 @@ TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
 
 
 # --- requests -----------------------------------------------------------------------------------------------------
+
+
+def _newer_part(field: str, lease: LeaseChoice | None, default: LeaseChoice | None) -> dict[str, Any]:
+    """What a node from before ``LEASES_SINCE`` must not get of ``field``. ``VgpuError`` (version): ``lease`` says more
+    than that node would do by default."""
+    if lease is not default:
+        raise VgpuError(
+            ErrorCode.VERSION,
+            "this node, or its GPU Server, is of an older release, which has no --lease",
+            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+        )
+    return {field: {"lease"}}
 
 
 class Create(Request):
@@ -73,8 +88,10 @@ class Create(Request):
         return {name: value for name, value in fields.items() if name != "share_gid" or value != -1}
 
     def said_to(self, version: int) -> dict[str, Any]:
-        newer = {"request_id", "lifetime", "wait"} if version < REQUEST_IDS_SINCE else None
-        return self.model_dump(mode="json", exclude=newer)
+        if version >= REQUEST_IDS_SINCE:
+            return super().said_to(version)
+        newer = {"request_id": True, "lifetime": True, "wait": True}
+        return self.model_dump(mode="json", exclude=newer | _newer_part("spec", self.spec.lease, LeaseChoice.AUTO))
 
 
 class Await(Request):
@@ -97,6 +114,11 @@ class Set(Request):
     op: Literal["set"] = "set"
     vgpu: str
     changes: VgpuChanges
+
+    def said_to(self, version: int) -> dict[str, Any]:
+        if version >= LEASES_SINCE:
+            return super().said_to(version)
+        return self.model_dump(mode="json", exclude=_newer_part("changes", self.changes.lease, None))
 
 
 class Remove(Request):
@@ -162,7 +184,10 @@ class MigrateIn(Request):
     origin: dict[str, Any] | None = None
 
     def said_to(self, version: int) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude={"origin"} if version < REQUEST_IDS_SINCE else None)
+        if version >= REQUEST_IDS_SINCE:
+            return super().said_to(version)
+        newer = {"origin": True} | _newer_part("spec", self.spec.lease, LeaseChoice.AUTO)
+        return self.model_dump(mode="json", exclude=newer)
 
 
 class List(Request):
@@ -299,6 +324,14 @@ FORWARDS: TypeAdapter[Forward] = TypeAdapter(Forward)
 # --- readings -----------------------------------------------------------------------------------------------------
 
 
+def _without_unknown(spec: Any) -> Any:
+    return {name: spec[name] for name in VgpuSpec.model_fields if name in spec} if isinstance(spec, dict) else spec
+
+
+KnownSpec = Annotated[VgpuSpec, BeforeValidator(_without_unknown)]
+"""What a node says of a specification: a newer one has more fields."""
+
+
 class VgpuStatus(Reading):
     """One vGPU now. Rates and ``*_ratio`` of use cover the last second; totals count from creation."""
 
@@ -329,7 +362,7 @@ class VgpuStatus(Reading):
     ]
     reason: Line = ""  # of "failed", and of anything worth a remark
     owner_uid: int
-    spec: VgpuSpec
+    spec: KnownSpec
     created_unix_s: float
     expires_unix_s: float | None
 

@@ -15,8 +15,8 @@ from cython_ext.layout cimport (
     ACTIVITY_MAGIC, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, ActivityPage, GrantsPage, PageHeader, TracedActivity,
 )
 from cython_ext.logic.wire cimport (
-    Reader, Writer, wire_begin, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame, wire_int,
-    wire_map, wire_open, wire_text, wire_uint,
+    Reader, Writer, wire_begin, wire_bool, wire_find_bool, wire_find_int, wire_find_text, wire_finish, wire_frame,
+    wire_int, wire_map, wire_open, wire_text, wire_uint,
 )
 from cython_ext.native cimport now_ns
 
@@ -98,7 +98,7 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
     cdef const char* vgpus = b""     # one alone is of no interest to anybody
     vgpu_command(command, sizeof(command))
     wire_begin(&writer, buffer, capacity)
-    wire_map(&writer, 7)
+    wire_map(&writer, 8)
     wire_text(&writer, b"op")
     wire_text(&writer, b"attach")
     wire_text(&writer, b"version")
@@ -115,6 +115,8 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
     if strchr(state().meant_ids, c',') != NULL:
         vgpus = state().meant_ids
     wire_text(&writer, vgpus)
+    wire_text(&writer, b"counts")
+    wire_bool(&writer, 1)
     return wire_finish(&writer)
 
 

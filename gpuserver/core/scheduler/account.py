@@ -218,8 +218,9 @@ class Account:
 
     @property
     def always_ends(self) -> bool:
-        """Each of its leases has an end: the members of a gang with limits stop together, by their leases."""
-        return self.capped and self.gang_window is not None
+        """Each of its leases has an end, for it has a limit. The members of a gang stop together, by their leases. A
+        vGPU whose hooks count nothing stops by its lease alone."""
+        return self.capped and (self.gang_window is not None or not self.share.counted)
 
     @property
     def throttled(self) -> bool:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator
+from functools import partial
 
 import trio
 from pydantic import BaseModel, ValidationError

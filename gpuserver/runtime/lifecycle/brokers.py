@@ -302,6 +302,7 @@ class Brokers:
             uid=member.uid,
             command=member.command,
             alive=member.alive,
+            counts=member.counts,
             vgpus=vgpu.coattached.get(member.slot, ()),
             sm_planned=planned.sms,
             memory_planned_bytes=planned.memory_bytes,

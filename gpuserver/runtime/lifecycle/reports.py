@@ -29,7 +29,7 @@ class BrokerReports:
         vgpu.planned[message.slot] = Planned(
             message.sm_planned, message.memory_planned_bytes, message.mps_client_priority
         )
-        vgpu.members[message.slot] = Member(message.slot, process, message.uid, message.command)
+        vgpu.members[message.slot] = Member(message.slot, process, message.uid, message.command, counts=message.counts)
         vgpu.returning = tuple(member for member in vgpu.returning if member.process != process)
         self._state.apply_shares()
         known = vgpu.last_reported.get(message.slot) == process
