@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cython_ext.nativelogic import GRANTS_BYTES
+from cython_ext.testing.bindings_logic import GRANTS_BYTES
 
 from cython_ext.activitypage import ActivityPage, SlotsFull
 from cython_ext.grantspage import GrantsPage
