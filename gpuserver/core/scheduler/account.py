@@ -68,8 +68,8 @@ class ActiveLease:
     used_ns: int | None = None
     """Their count …"""
     used_at_ns: int = 0
-    """… when it was read. Once the lease has an end, all time from then on counts as busy. Reason: the count is read too
-    rarely then."""
+    """… when it was read. Once the lease has an end, all time from then on counts as busy. Reason: the count is read
+    too rarely then."""
     shared: bool = False
     """Others hold at the same time (``sharing.py``): the vGPU is charged for the GPU time that it uses …"""
     charged_ns: int | None = None

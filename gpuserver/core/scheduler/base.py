@@ -139,8 +139,8 @@ class SchedulerBase(RunQueue):
         self.policy = policy
 
     def turns(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:
-        """Those of ``company`` that take turns, where all of it wants the GPU. They gain when one of them gives its lease
-        back while it is idle."""
+        """Those of ``company`` that take turns, where all of it wants the GPU. They gain when one of them gives its
+        lease back while it is idle."""
         return {*company} - self.sharing(company)
 
     def sharing(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:

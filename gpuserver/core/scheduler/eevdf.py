@@ -95,8 +95,8 @@ class Eevdf(SchedulerBase):
     # --- the choice
 
     def _pick(self, at_ns: int, staying: ActiveLease | None, following: ActiveLease | None = None) -> Decision | None:
-        """The vGPU that should hold from ``at_ns`` on, with all leases charged up to then. ``staying``: the holder, if it
-        may go on. ``following``: the lease published as next. Its vGPU may be chosen like those that wait, since the
+        """The vGPU that should hold from ``at_ns`` on, with all leases charged up to then. ``staying``: the holder, if
+        it may go on. ``following``: the lease published as next. Its vGPU may be chosen like those that wait, since the
         decision is made anew."""
         free = {id(h) for h in (staying, following) if h is not None}
         urgent = self._most_urgent(free)
@@ -139,8 +139,8 @@ class Eevdf(SchedulerBase):
         )
 
     def _soon_in_company(self, account: Account) -> bool:
-        """Whether ``account`` has a limit, and another vGPU that waits for its bucket may come back at any moment. Between
-        two leases of that one, the meter of an open-ended lease would be less exact than held time."""
+        """Whether ``account`` has a limit, and another vGPU that waits for its bucket may come back at any moment.
+        Between two leases of that one, the meter of an open-ended lease would be less exact than held time."""
         return account.capped and any(a.throttled for a in self._capped.values() if a is not account)
 
     def _ranked(self, candidates: list[Account], called: Set[VgpuIndex]) -> dict[Rank, list[Account]]:

@@ -59,7 +59,7 @@ class Gangs:
         self._gpu_index = gpu_index
         self._lapse_ns = policy.gang_lapse_ns
         self._members: dict[GangName, VgpuIndex] = {}
-        self._heard: dict[int, tuple[int, Mapping[GangName, GangMemberStatus]]] = {}
+        self._received: dict[int, tuple[int, Mapping[GangName, GangMemberStatus]]] = {}
         """By GPU: when its last message arrived, and the statuses in it."""
 
     @property
@@ -75,13 +75,13 @@ class Gangs:
 
     def hear(self, gpu_index: int, outlooks: Mapping[GangName, GangMemberStatus], now_ns: int) -> list[GangCalled]:
         """The server of GPU ``gpu_index`` has sent the status of all its members."""
-        _, before = self._heard.get(gpu_index, (0, {}))
-        self._heard[gpu_index] = now_ns, outlooks
+        _, before = self._received.get(gpu_index, (0, {}))
+        self._received[gpu_index] = now_ns, outlooks
         return self._gang_windows(before.keys() | outlooks.keys(), now_ns)
 
     def lose(self, gpu_index: int, now_ns: int) -> list[GangCalled]:
         """The link to that server has ended."""
-        _, before = self._heard.pop(gpu_index, (0, {}))
+        _, before = self._received.pop(gpu_index, (0, {}))
         return self._gang_windows(before, now_ns)
 
     def _gang_windows(self, gangs: Iterable[GangName], now_ns: int) -> list[GangCalled]:
@@ -93,9 +93,9 @@ class Gangs:
 
     def _gang_window(self, gang: GangName, now_ns: int) -> GangWindow:
         known = {
-            gpu: (outlooks[gang], heard_ns)
-            for gpu, (heard_ns, outlooks) in sorted(self._heard.items())
-            if gang in outlooks and now_ns < heard_ns + self._lapse_ns
+            gpu: (outlooks[gang], received_ns)
+            for gpu, (received_ns, outlooks) in sorted(self._received.items())
+            if gang in outlooks and now_ns < received_ns + self._lapse_ns
         }
         lapses_ns = now_ns + self._lapse_ns
         urgent = any(outlook.late for outlook, _ in known.values())

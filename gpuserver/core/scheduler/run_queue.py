@@ -54,8 +54,8 @@ class RunQueue(ABC):
         self._weight = 0
         """W = Σ r over the competition …"""
         self._moment = 0
-        """… and Σ r·v, without held time that is not charged yet. Both are kept up to date. Reason: each event needs them
-        several times, and there may be hundreds of vGPUs."""
+        """… and Σ r·v, without held time that is not charged yet. Both are kept up to date. Reason: each event needs
+        them several times, and there may be hundreds of vGPUs."""
         self._classes: set[Priority] = set()
         """All that vGPUs have now …"""
         self._highest = Priority.NORMAL
@@ -77,7 +77,7 @@ class RunQueue(ABC):
             if a.uncalled and (a.gang_window is None or a.holds):
                 raise InvariantError(f"vGPU {a.key} is uncalled though nothing binds it, or it holds")
             if a.wants and not (a.competing or a.throttled or a.penalised or a.uncalled):
-                raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
+                raise InvariantError(f"vGPU {a.key} wants a token, and is neither competing nor kept out")
             if a.standby is not None and (a.holds or a.throttled or a.penalised or a.uncalled):
                 raise InvariantError(f"vGPU {a.key} has a standby lease and holds, or may not hold")
             if a.throttled and not a.capped:
@@ -262,12 +262,13 @@ class RunQueue(ABC):
         return min(self.policy.idle_credit_ns, 2 * self._quantum(account))
 
     def _throttle(self, account: Account, now_ns: int) -> None:
-        """Take the vGPU out of the competition. It keeps its lag against V of the *other* vGPUs. Reason: against a V that
-        counts the vGPU itself, every throttling would forgive a part of its debt.
+        """Take the vGPU out of the competition. It keeps its lag against V of the *other* vGPUs. Reason: against a V
+        that counts the vGPU itself, every throttling would forgive a part of its debt.
 
         The others do not owe it what its own limit kept it from using. Reason: beside a vGPU with a small guarantee
-        that takes the rest, its lag would grow for ever, and drag V away from all others. The others' progress pays its
-        debt meanwhile. Reason: a vGPU that waited for its bucket first, and then for the others, would have 8 % of 10.
+        that takes the rest, its lag would grow for ever, and draw V apart from all others. The others' progress pays
+        its debt meanwhile. Reason: a vGPU that waited for its bucket first, and then for the others, would have 8 % of
+        10.
         """
         self._leave(account, now_ns)
         lag = self._lag(account, self.clock(now_ns), now_ns)
@@ -362,9 +363,9 @@ class RunQueue(ABC):
         return self.policy.gang_late_ns << min(account.urgent_turns, LATE_DOUBLINGS)
 
     def _overdue_ns(self, account: Account) -> int | None:
-        """When limit or debt have kept the vGPU out for so long, without a message of other members, that one of them may
-        be waiting. The time that the waiting member holds meanwhile keeps that member out later, several times as long.
-        Without this rule, each would wait longer for the other than the time before."""
+        """When limit or debt have kept the vGPU out for so long, without a message of other members, that one of them
+        may be waiting. The time that the waiting member holds meanwhile keeps that member out later, several times as
+        long. Without this rule, each would wait longer for the other than the time before."""
         kept_out = account.throttled or account.penalised
         if account.gang_window is None or account.waiting_since_ns is None or not kept_out:
             return None
@@ -410,8 +411,8 @@ class RunQueue(ABC):
         return self._turn_ends(account, self._now_ns) is not None
 
     def _turn_ends(self, account: Account, now_ns: int) -> int | None:
-        """When the member of another gang that keeps ``account`` out has held for long enough, if it goes on holding: two
-        tokens of ``account`` ahead of it. Reason for a bound: where no other vGPU wants the GPU of that member's
+        """When the member of another gang that keeps ``account`` out has held for long enough, if it goes on holding:
+        two tokens of ``account`` ahead of it. Reason for a bound: where no other vGPU wants the GPU of that member's
         leader, the leader may hold as long as its limit allows."""
         if account.gang_window is None:
             return None
