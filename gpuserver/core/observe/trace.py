@@ -128,7 +128,7 @@ class Recorder:
                 self._waited(track, now_ns, "gave-up")
             case LeaseStarted(epoch=epoch, at_ns=at_ns, taken_ns=taken_ns):
                 self._waited(track, at_ns - taken_ns, "lease")
-                # An unknown one was withdrawn a moment ago: it ends as soon as it has drained.
+                # An unknown lease was withdrawn a moment ago: it ends as soon as it has drained.
                 course = track.courses.setdefault(
                     epoch, _Course(Lease(event.vgpu, epoch, at_ns, at_ns), withdrawn=True)
                 )

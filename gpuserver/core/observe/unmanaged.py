@@ -1,7 +1,7 @@
 """Programs of a vGPU that bypass the hook: when a program is one of these, and how the server responds.
 
-A program escapes its vGPU's limits by a library that binds to the driver alone (``dlmopen``, ``RTLD_DEEPBIND``, another
-copy of the driver), or by an environment without the hook. The driver lists it all the same. Its own environment, or
+A program escapes its vGPU's limits by an environment without the hook, or by a library that binds to the driver alone
+(``dlmopen``, ``RTLD_DEEPBIND``, another copy of the driver). The driver lists it all the same. Its own environment, or
 that of its parents, names the vGPU that it belongs to. Without such evidence the server does nothing to it.
 
 Pure: sightings and the time in, commands out. A process is judged once; one that the driver no longer lists is

@@ -108,7 +108,7 @@ class Turns:
         ]
         all_held = sum(held) / passed_ns
         part = min(1.0, all_held)
-        in_turns = all_held < TOGETHER  # else they held it side by side
+        in_turns = all_held < TOGETHER  # if not, they held it side by side
         if kernel_ratio is not None and len(held) > 1 and part >= TURNS_HELD and in_turns:
             self._seconds.append((part, min(part, kernel_ratio)))
         self._at_ns, self._held_ns = now_ns, {key: so_far.held_ns for key, so_far in served.items()}
@@ -124,7 +124,7 @@ class Turns:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A vGPU as it is, and its use. ``seconds``, ``busy_ratio``: of ``Usage``. ``limit_ppm``: of one GPU's
-    time. ``temporal``: else its share is one of SMs, whose use is not measured. ``wasted``: of ``Turns``."""
+    time. ``temporal``: False: its share is one of SMs, whose use is not measured. ``wasted``: of ``Turns``."""
 
     vgpu: str
     seconds: int

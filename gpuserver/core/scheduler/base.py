@@ -132,7 +132,7 @@ class SchedulerBase(RunQueue):
     @property
     @abstractmethod
     def period_ns(self) -> int:
-        """One round of turns takes about so long, as things stand."""
+        """One round of leases takes about so long at present."""
 
     def adopt(self, policy: Policy) -> None:
         """Follow another policy, from the next decision on."""
@@ -217,7 +217,7 @@ class SchedulerBase(RunQueue):
 
     @abstractmethod
     def _decide(self, now_ns: int) -> None:
-        """Publish, revise and withdraw leases, as things stand after an event."""
+        """Publish, revise and withdraw leases after an event."""
 
     def _matters_now(self, event: Observed) -> bool:
         """Whether a reading of a holder requires a decision."""

@@ -11,8 +11,9 @@ competition (see ``run_queue.py``), with all leases charged up to now,
 Called members of a gang (``gangs.py``) precede all that, and leases of others end where a gang is called.
 ``temporal.py`` decides when to choose, and what to publish for the choice.
 
-Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995); grid deadlines, the slack of a quarter
-token and the tie-break by longest unserved stop a token that ended 50 µs short from winning two in a row.
+Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995). Three additions stop a token that ended
+50 µs short from winning two in a row: grid deadlines, the slack of a quarter token, and the tie-break by longest
+unserved.
 """
 
 from __future__ import annotations

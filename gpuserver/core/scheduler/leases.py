@@ -156,8 +156,9 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured), its mean burst,
-    the part of the time in which it waited for the GPU, and the GPU time that all its launches so far take alone."""
+    """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured) and its mean
+    burst. ``waits_ppm``: the part of the time in which it waited for the GPU. ``work_ns``: the GPU time that all its
+    launches so far take alone."""
 
     vgpu: VgpuIndex
     demand_ppm: int
@@ -218,9 +219,9 @@ class Lease:
     others wait.
 
     A ``standby`` lease is published while the vGPU is idle, and begins by itself. The dispatcher gives it GO once the
-    vGPU wants a token, unless a lease of any vGPU is in force, a lease that is not a standby lease waits for GO, or
-    another vGPU wants a token as well. In these cases the scheduler decides which vGPU runs first. Once a standby lease
-    has started, no other lease has GO beside it, before its own ``go_by_ns``, until it has been published again.
+    vGPU wants a token. In three cases it does not, and the scheduler decides which vGPU runs first: a lease of any vGPU
+    is in force, a lease that is not a standby lease waits for GO, or another vGPU wants a token as well. Once a standby
+    lease has started, no other lease has GO beside it, before its own ``go_by_ns``, until it has been published again.
     Reason: the scheduler may have granted the other lease before it received the report of this start.
     """
 

@@ -29,8 +29,8 @@ class Policy:
     period_short_ns: int = 24 * MILLISECOND
     """P where each vGPU that takes turns has short bursts: a decoder's step waits for the others' leases."""
     handover_loss_ppm: int = 7_000
-    """The period grows until hand-overs cost no more than this part of the time (0.7 %): a pair that loses nothing but
-    what the GPU itself needs has 57 ms, at which the step of a 30 % trainer varies least, too."""
+    """The period grows until hand-overs cost no more than this part of the time (0.7 %). A pair that loses only what
+    the GPU itself needs has 57 ms. At that period the step of a 30 % trainer varies least, too."""
     period_hold_ns: int = SECOND
     """The period changes at most this often …"""
     period_step_ppm: int = 250_000
@@ -42,7 +42,7 @@ class Policy:
     handover_max_ns: int = 500 * MICROSECOND
     """What the mean of the measured hand-over costs is clamped to: the GPU's own switch of contexts takes 138 µs."""
     idle_credit_ns: int = 20 * MILLISECOND
-    """C: what a vGPU that wakes may be owed for its idleness, at most. 40 ms gains nothing more."""
+    """C: what a vGPU that was idle may be owed for that, at most. 40 ms gains nothing more."""
     wait_bucket_ns: int = 200 * MILLISECOND
     """A vGPU that waits saves up limit × this, so that long leases of others do not cost it its limit."""
     tie_ns: int = MILLISECOND

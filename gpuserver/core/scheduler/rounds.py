@@ -1,9 +1,9 @@
 """Spatial mode: vGPUs whose SMs fit the GPU hold leases at the same time; where they do not fit, they take rounds.
 
-All vGPUs fit where Σ s over those that want is at most the GPU, or where all of them burst (they run on all SMs, and
-are of one class). Then each has an open-ended lease (a finite one under a limit), and none ever waits. Otherwise time
-is cut into rounds of R. All leases end at the same boundaries, so that large partitions find their SMs free at once.
-With a guarantee r_i and a width s_i,
+All vGPUs fit where Σ s over those that want is at most the GPU. They also fit where all of them burst (they run on all
+SMs, and are of one class). Then each has an open-ended lease (a finite one under a limit), and none ever waits.
+Otherwise time is cut into rounds of R. All leases end at the same boundaries, so that large partitions find their SMs
+free at once. With a guarantee r_i and a width s_i,
 
     V advances with wall time, but is never less than the least v̂ (all are ahead: faster), nor more than the mean v̂,
     weighted with r, + 400 ms (all are behind: slower)           owed_i = r_i·(V − v̂_i)

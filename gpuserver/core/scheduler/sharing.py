@@ -6,15 +6,15 @@ take turns with each other, beside the sharers.
 
 Time slicing knows no shares. Two remedies hold back sharers, and only while another vGPU is short:
 
-``Relief``: a sharer is *short* when it waits for the GPU half of the time or more, and got less than its guarantee,
-less a tenth of the window. Then the sharer that is most ahead of its guarantee is *curbed*: the scheduler allows it its
-guarantee, as if that was its limit, until no sharer is short. Curbing does not help where the short ones gain less than
-half of what the curbed one gives up. It then pauses for 1, 2, 4 … 60 s.
+``Relief``: a sharer is *short* when two conditions hold. It waits for the GPU half of the time or more, and it got less
+than its guarantee minus a tenth of the window. Then the sharer that is most ahead of its guarantee is *curbed*: the
+scheduler allows it its guarantee, as if that was its limit, until no sharer is short. Curbing does not help where the
+short ones gain less than half of what the curbed one gives up. It then pauses for 1, 2, 4 … 60 s.
 
 ``Guard``: the vGPUs that take turns are *owed* what their work together fell short of 93 % of their guarantees. Only
-those count that wanted the GPU all the time. (``eevdf.py`` divides the time among them. A trainer whose host is late
-now and then does not fill its leases: what it computes alone in such a lease is due.) From OWED_NS on, and until
-nothing is owed, each sharer that costs more than its guarantee is curbed.
+those count that wanted the GPU all the time. ``eevdf.py`` divides the time among them. A trainer whose host is late now
+and then does not fill its leases: what it computes alone in such a lease is due. From OWED_NS on, and until nothing is
+owed, each sharer that costs more than its guarantee is curbed.
 
 A sharer *costs* what it uses, and its part of the switches between contexts: all the time that vGPUs in turns did not
 get. Where guarantees add up to 100 % at most and those vGPUs are short, a sharer costs more than its guarantee. So

@@ -4,7 +4,7 @@ The server suspends an idle vGPU by itself, not at a user's request. The vGPU ke
 always resume it. Two rules, which never hold at the same moment:
 
     suspend    it has programs, and none of them has used the GPU for ``patience_ns`` or wants it
-    resume     a program wants the GPU, or has used it since; or it has no programs; or --idle-suspend was taken away
+    resume     a program wants the GPU, or has used it since; or it has no programs; or --idle-suspend was removed
 
 Wanting is a level, not an edge: a waiting thread reports it again and again. So the outcome does not depend on when a
 server decides, which server decides, or how often it tried before. Source: autosuspend of the Linux kernel's runtime

@@ -10,8 +10,9 @@ that no wait is without end. The vGPUs that need their memory least make room fo
 
 A vGPU begins to come as soon as those in its way leave: chunk for chunk it gets what they have given up (``admit``).
 Memory that is swapped out is in a store of the vGPU's user. All stores together are bounded, and the memory of all
-vGPUs fits GPU and stores: an allocation beyond that is hopeless (``spare_bytes``). A vGPU that does not take what it is
-offered, for example because its program was stopped, is passed over for a while (``patience_ns``), longer each time.
+vGPUs fits GPU and stores: an allocation beyond that is hopeless (``spare_bytes``). A vGPU may not take what it is
+offered, for example because its program was stopped. It is then passed over for a while (``patience_ns``), longer each
+time.
 
 A stay is long enough to pay for itself: ``STAY_FACTOR`` times what the vGPU's moves take, and not less than
 ``STAY_LEAST_NS``. Memory that is promised to other vGPUs, or borrowed, may leave less room than those on the GPU take.
@@ -177,7 +178,7 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
     first = line[0]
     missing = first.need_bytes - free - going
     come = () if first.resident else (first.key,)  # a resident vGPU takes the room by itself
-    if missing <= 0:  # it is there, or is being made
+    if missing <= 0:  # the room is there, or is being made
         offered = (first.key,) if first.resident and first.need_bytes <= free else ()
         return Moves(come=come, hopeless=hopeless, offered=offered)
     others = [t for t in here if t is not first]
