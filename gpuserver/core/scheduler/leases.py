@@ -221,8 +221,9 @@ class Lease:
     A ``standby`` lease is published while the vGPU is idle, and begins by itself. The dispatcher gives it GO once the
     vGPU wants a token. In three cases it does not, and the scheduler decides which vGPU runs first: a lease of any vGPU
     is in force, a lease that is not a standby lease waits for GO, or another vGPU wants a token as well. Once a standby
-    lease has started, no other lease has GO beside it, before its own ``go_by_ns``, until it has been published again.
-    Reason: the scheduler may have granted the other lease before it received the report of this start.
+    lease has started, another lease has GO beside it only at that other lease's ``go_by_ns``, until the standby lease
+    has been published again. Reason: the scheduler may have granted the other lease before it received the report of
+    this start.
     """
 
     vgpu: VgpuIndex

@@ -4,10 +4,12 @@ Theory of operation
 -------------------
 Each server has a journal of its own, and may be killed between any two lines of it. So one write decides:
 
-    source: goes_on          the source is checkpointing the vGPU's programs source: leaving          they are
-    checkpointed; from now on the source must not bring them back before the target has answered target: came_from
-    the target has journalled the vGPU: **from here on the target owns it**, whatever the source's journal says source:
-    forgotten        the target has answered, and runs the vGPU's broker
+    source: goes_on          the source is checkpointing the vGPU's programs
+    source: leaving          they are checkpointed; from now on the source must not bring them back before the target
+                             has answered
+    target: came_from        the target has journalled the vGPU: **from here on the target owns it**, whatever the
+                             source's journal says
+    source: forgotten        the target has answered, and runs the vGPU's broker
 
 A source with ``leaving`` in its journal repeats its request until the target answers. The target gives the same answer
 to the same request, or refuses; then the vGPU stays. A target with ``came_from`` in its journal neither gives the vGPU
