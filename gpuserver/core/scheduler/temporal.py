@@ -13,7 +13,7 @@ until just before its start; the forecast behind it charges the holder to its en
                           class until the call ends, unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is penalised meanwhile
     a vGPU may share      it holds an open-ended lease at once, beside current and next; these are of the others
-    it may no longer      its shared lease gets an end. It becomes current if no other lease is
+    it may no longer      its shared lease gets an end. It is current if no other is, and turns go on from there
 """
 
 from __future__ import annotations
