@@ -24,7 +24,7 @@ def window(relief: Relief, shared: list[Account], number: int, used: list[float]
     for account, part, waited in zip(shared, used, waits, strict=True):
         account.busy_ns += round(part * 200 * MS)
         account.kind.waits_ppm = round(waited * PPM)
-    relief.look(shared, number * 200 * MS)
+    relief.update(shared, number * 200 * MS)
     return relief.curbed
 
 
@@ -182,7 +182,7 @@ def guarded(*guarantees: float) -> tuple[Guard, list[Account], list[Account]]:
     first.kind.demand_ppm = first.kind.alone_ppm = PPM
     first.wants = True
     guard = Guard()
-    guard.look(others, [first], 0)
+    guard.update(others, [first], 0)
     return guard, [first], others
 
 
@@ -193,7 +193,7 @@ def look(
     for account, part in zip(sharing, used, strict=True):
         account.busy_ns += round(part * 200 * MS)
     turns[0].kind.work_ns += round(work * 200 * MS)
-    guard.look(sharing, turns, number * 200 * MS)
+    guard.update(sharing, turns, number * 200 * MS)
 
 
 def test_a_sharer_pays_for_its_switches() -> None:
@@ -319,7 +319,7 @@ def test_a_vgpu_is_owed_nothing_for_a_window_in_which_it_did_not_want_the_gpu_fo
     guard, turns, sharing_ = guarded(0.7, 0.1)
     look(guard, turns, sharing_, 1, 0.7, [0.3])
     turns[0].wants = False
-    guard.look(sharing_, turns, 300 * MS)
+    guard.update(sharing_, turns, 300 * MS)
     turns[0].wants = True
     look(guard, turns, sharing_, 2, 0.1, [0.3])
     assert guard.curbed == {}
@@ -343,7 +343,7 @@ def test_a_window_twice_as_long_is_not_judged(passed_ms: int, judged: bool) -> N
     guard, turns, sharing_ = guarded(0.7, 0.1)
     look(guard, turns, sharing_, 1, 0.0, [0.0])
     sharing_[0].busy_ns += 100 * MS
-    guard.look(sharing_, turns, (200 + passed_ms) * MS)
+    guard.update(sharing_, turns, (200 + passed_ms) * MS)
     assert bool(guard.curbed) is judged
 
 

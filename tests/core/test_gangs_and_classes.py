@@ -114,7 +114,7 @@ def test_a_very_small_low_gang_gets_most_of_its_share(percent: int, priority: Pr
 class ToldWithoutNotice(TemporalScheduler):
     """Who follows on is looked for when the holder could no more go on, whoever that is."""
 
-    def _looks(self, holder: Account) -> list[int]:
+    def _lookaheads(self, holder: Account) -> list[int]:
         return [self._lookahead(holder)]
 
 

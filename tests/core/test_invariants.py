@@ -33,7 +33,7 @@ def hold(epoch: int = 1, vgpu: int = 0, start: int = 0, end: int | None = 10) ->
     [
         ({"kept_lag_ns": 0}, "competes though"),
         ({"penalised": True}, "competes though"),
-        ({"competing": False}, "nobody counts it"),
+        ({"competing": False}, "neither competing"),
         ({"kept_lag_ns": 0, "competing": False, "capped": False}, "without a limit"),
         ({"kept_lag_ns": 0, "competing": False, "wants": False}, "wants nothing"),
         ({"wants": False}, "wants nothing and holds nothing"),

@@ -267,9 +267,9 @@ class ForgivesTheLastKernel(TemporalScheduler):
 
 
 class Keeps(Guard):
-    def look(self, sharing: Collection[Account], turns: Collection[Account], now_ns: int) -> None:
+    def update(self, sharing: Collection[Account], turns: Collection[Account], now_ns: int) -> None:
         curbed = self.curbed
-        super().look(sharing, turns, now_ns)
+        super().update(sharing, turns, now_ns)
         self.curbed = {**curbed, **self.curbed}
 
 

@@ -165,7 +165,7 @@ def test_planned_time_is_charged_to_a_round_beyond_the_clock_and_overuse_in_full
 @pytest.mark.parametrize(
     ("changes", "boundary_ms", "complaint"),
     [
-        ({}, None, "vGPU 0 waits though everybody fits"),
+        ({}, None, "vGPU 0 waits though all vGPUs fit"),
         ({"holds": {1: went(0, 10)}, "key": 0}, 20, None),
         ({"holds": {1: went(0, None)}}, None, None),
         ({"holds": {1: went(0, None)}}, 20, "open-ended lease in a round"),

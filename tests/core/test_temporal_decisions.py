@@ -289,7 +289,7 @@ def holding(start: int = 0, end: int | None = 10, epoch: int = 1, vgpu: int = 0,
 @pytest.mark.parametrize(
     ("current", "following", "changes", "complaint"),
     [
-        (None, holding(), {}, "nobody holds"),
+        (None, holding(), {}, "no vGPU holds"),
         (holding(vgpu=1), None, {}, "no account knows"),
         (holding(epoch=2), None, {}, "no account knows"),
         (holding(end=None), None, {"share": CAPPED}, "for a vGPU with a limit"),
@@ -321,12 +321,12 @@ def test_somebody_who_waits_for_nothing_is_found() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY, first_epoch=9)
     one = Account(0, 0, HALF, wants=True, competing=True)
     plant(scheduler, one)
-    with pytest.raises(InvariantError, match="somebody waits and nobody holds"):
+    with pytest.raises(InvariantError, match="a vGPU waits and none holds"):
         scheduler.check()
     current = holding(end=None, vgpu=1)
     plant(scheduler, one, Account(1, 1, HALF, wants=True, competing=True, holds={1: current}))
     scheduler._current = current
-    with pytest.raises(InvariantError, match="somebody waits beside the open-ended"):
+    with pytest.raises(InvariantError, match="a vGPU waits beside the open-ended"):
         scheduler.check()
     current.lease = Lease(1, 1, 0, 10)
     scheduler.check()

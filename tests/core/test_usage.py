@@ -156,7 +156,7 @@ def test_too_little_seen_and_what_nobody_measures() -> None:
     assert early.memory_bytes is not None  # a peak is one from the first moment on
     assert spatial is not None
     assert spatial.sm_percent is None
-    assert "how many SMs it needs nobody measures" in spatial.text
+    assert "how many SMs it needs is not measured" in spatial.text
 
 
 @given(

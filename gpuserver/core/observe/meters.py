@@ -1,11 +1,10 @@
-"""How often something lasted how long: waits for a token, hand-overs, a late loop. What the dispatcher saw in,
-histograms out. Pure; times are CLOCK_MONOTONIC nanoseconds, the dispatcher's own, so how late Python heard of
-something is in none of them.
+"""Histograms of durations: waits for a token, hand-overs, delays of the loop. The dispatcher's reports in, histograms
+out. Pure; times are CLOCK_MONOTONIC nanoseconds, the dispatcher's own. So none of them includes Python's delay.
 
-A *wait* lasts from the moment a vGPU wants without having a lease until GO; so does that of a vGPU which has drained
-one lease and wants on. A *hand-over* lasts from the drain of the leases that one waits for to its GO, where its vGPU
-was waiting by then: what the GPU stood empty for, on this side of the driver. It is 0 where GO came first, at the tail
-of the predecessor or because that took too long.
+A *wait* lasts from the moment a vGPU wants without a lease until GO. The wait of a vGPU that has drained one lease and
+still wants begins at the drain. A *hand-over* of a lease lasts from the drain of its predecessors to its GO, where its
+vGPU was waiting by then. That is how long the GPU was empty, on this side of the driver. It is 0 where GO came before
+that drain, at the tail of the predecessor or because that took too long.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WAITS_NS: Final = tuple(bound * US for bound in (*_TO_SECOND_US, 1_000_000, 2_50
 HANDOVERS_NS: Final = tuple(bound * US for bound in (5, 10, 25, 50, 100, 150, 250, 500, 1000, 2500, 10_000, 50_000))
 LAGS_NS: Final = tuple(bound * US for bound in (100, 250, 500, 1000, 2500, 5000, 10_000, 25_000, 50_000, 100_000))
 _LATEST: Final = 4
-"""Drains of a vGPU that are remembered: whoever waits for one waits for its last."""
+"""Drains of a vGPU that are kept: a lease that waits for the vGPU waits for its last one."""
 _HALF: Final = 1 << 31
 """Epochs are on a circle of 32 bits; of two, the newer one is less than this ahead."""
 
@@ -41,7 +40,7 @@ class Tally:
         self._sum_ns = 0
 
     def add(self, lasted_ns: int) -> None:
-        """Below 0 counts as 0."""
+        """A duration below 0 counts as 0."""
         self._counts[bisect_left(self._bounds_ns, lasted_ns)] += 1
         self._sum_ns += max(0, lasted_ns)
 
@@ -61,7 +60,7 @@ class _Course:
 
 
 class Meters:
-    """Of one GPU. A vGPU has to be entered before anything of it is seen, and is forgotten with its counts."""
+    """The meters of one GPU. A vGPU has to be entered before its first report, and is forgotten with its counts."""
 
     def __init__(self) -> None:
         self.handovers = Tally(HANDOVERS_NS)
@@ -69,7 +68,7 @@ class Meters:
         self._courses: dict[VgpuIndex, _Course] = {}
 
     def enter(self, key: VgpuIndex) -> None:
-        """Also again, under another scheduler."""
+        """Begin to meter a vGPU; also again, under another scheduler."""
         if key in self._courses:
             self.rest(key)
         else:
@@ -79,7 +78,7 @@ class Meters:
         self._courses.pop(key, None)
 
     def rest(self, key: VgpuIndex) -> None:
-        """It has no leases any more, and waits for none, but keeps its counts."""
+        """The vGPU has no leases any more, and waits for none, but keeps its counts."""
         old = self._courses[key]
         self._courses[key] = _Course(waits=old.waits)
 
@@ -87,7 +86,7 @@ class Meters:
         return self._courses[key].waits.histogram()
 
     def published(self, lease: Lease) -> None:
-        """For the first time, or changed."""
+        """A lease is published, for the first time or changed."""
         course = self._courses[lease.vgpu]
         if any(key != lease.vgpu for key, _ in lease.after):
             course.awaited[lease.epoch] = lease
@@ -98,13 +97,13 @@ class Meters:
         self._courses[key].awaited.pop(epoch, None)
 
     def wants(self, key: VgpuIndex, at_ns: int) -> None:
-        """A token, from now on."""
+        """The vGPU wants a token from ``at_ns`` on."""
         course = self._courses[key]
         if not course.held and course.waits_since_ns is None:
             course.waits_since_ns = at_ns
 
     def saw(self, event: Event) -> None:
-        """What the dispatcher reports of a vGPU that is known."""
+        """Take in a report of the dispatcher about a vGPU that is entered."""
         course = self._courses[event.vgpu]
         match event.kind:
             case EventKind.WANTS:
@@ -117,7 +116,7 @@ class Meters:
                 self._drained(course, event)
 
     def miss(self) -> None:
-        """Some events were lost: who holds and who waits is not known until the next ones."""
+        """Some events were lost: holders and waiting vGPUs are not known until the next ones."""
         for key in self._courses:
             self.rest(key)
 
@@ -130,7 +129,7 @@ class Meters:
         course.waits.add(at_ns - since_ns)
         if lease is None:
             return
-        others = [self._courses.get(key, _NOBODY).drained_ns.get(before) for key, before in lease.after]
+        others = [self._courses.get(key, _UNKNOWN).drained_ns.get(before) for key, before in lease.after]
         drains = [drained_ns for drained_ns in others if drained_ns is not None]
         empty = len(drains) == len(others)
         self.handovers.add(at_ns - max(*drains, since_ns, lease.start_ns) if empty else 0)
@@ -145,4 +144,4 @@ class Meters:
             course.waits_since_ns = event.at_ns if event.wants else None
 
 
-_NOBODY: Final = _Course()
+_UNKNOWN: Final = _Course()

@@ -1,9 +1,9 @@
-"""What a recording says of leases and waits: events and commands of a scheduler in, records out. Pure.
+"""The records of leases and waits in a recording: events and commands of a scheduler in, records out. Pure.
 
 A recorder gets the scheduler's events (``on_event``) and then its commands (``on_command``), decision by decision. It
 knows a lease from its publication to its drain, and a wait from the moment a vGPU wants the GPU without a lease.
-``enter`` gives it the state at its beginning, and ``finish`` records what lasts at its end. Times are CLOCK_MONOTONIC
-nanoseconds.
+``enter`` gives it the state at its beginning, and ``finish`` records the leases and waits that last at its end. Times
+are CLOCK_MONOTONIC nanoseconds.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from gpuserver.core.scheduler.leases import (
 from vgpu.protocol.trace import BusyRecord, DrainRecord, LaunchRecord, LeaseRecord, LevelRecord, TraceRecord, WaitRecord
 
 MOST_LOST: Final = (1 << 63) - 1
-"""As much as a message can say."""
+"""The most that a message can carry."""
 Ended = Literal["ended", "returned", "revoked", "removed", "in-force"]
 
 
 @dataclass(slots=True)
 class _Course:
-    """A lease on its way, as the dispatcher has it. ``most_end_ns``: the latest end that it had since GO, None: it was
-    open-ended."""
+    """A lease that is not over, as the dispatcher has it. ``most_end_ns``: the latest end that it had since GO; None:
+    it was open-ended."""
 
     lease: Lease
     go_ns: int | None = None
@@ -50,7 +50,7 @@ class _Course:
     """It is, or was, a shared lease."""
 
     def go(self, at_ns: int, taken_ns: int = 0) -> None:
-        """It is shown from where it is charged."""
+        """GO: the record begins where the charge begins."""
         self.lease = self.lease.begun(at_ns)
         self.go_ns, self.most_end_ns = at_ns - taken_ns, self.lease.end_ns
 
@@ -64,7 +64,7 @@ class _Course:
 
     @property
     def cut(self) -> bool:
-        """Whether it ends earlier than it was to end at some time."""
+        """Whether it ends earlier than an end that was published before."""
         if self.withdrawn:
             return True
         end_ns = self.lease.end_ns
@@ -77,7 +77,7 @@ class _Track:
     courses: dict[int, _Course] = field(default_factory=dict)
     waits_since_ns: int | None = None
     held_ns: int = 0
-    """Of all leases of it that are over, as the scheduler has booked them."""
+    """Of all its leases that are over, as the scheduler has charged them."""
     busy_ns: int = 0
 
     @property
@@ -94,7 +94,7 @@ class Recorder:
         self._records: deque[TraceRecord] = deque()
         self._lost = 0
 
-    # --- what it is told
+    # --- input
 
     def enter(
         self,
@@ -106,7 +106,7 @@ class Recorder:
         wants: bool = False,
         booked: tuple[int, int] = (0, 0),
     ) -> None:
-        """A vGPU, as it stands at ``now_ns``. ``leases``: what is published for it, and whether it went; ``booked``:
+        """A vGPU's state at ``now_ns``. ``leases``: its published leases, and whether each has started; ``booked``:
         held and busy time of those that are over."""
         track = self._tracks[key] = _Track(vgpu_id, held_ns=booked[0], busy_ns=booked[1])
         for lease, went in leases:
@@ -128,7 +128,7 @@ class Recorder:
                 self._waited(track, now_ns, "gave-up")
             case LeaseStarted(epoch=epoch, at_ns=at_ns, taken_ns=taken_ns):
                 self._waited(track, at_ns - taken_ns, "lease")
-                # An unknown one was withdrawn a moment ago: it ends as soon as it has drained.
+                # An unknown lease was withdrawn a moment ago: it ends as soon as it has drained.
                 course = track.courses.setdefault(
                     epoch, _Course(Lease(event.vgpu, epoch, at_ns, at_ns), withdrawn=True)
                 )
@@ -147,7 +147,7 @@ class Recorder:
                 pass
 
     def on_command(self, command: Command) -> None:
-        """What the scheduler commands, in order."""
+        """Take in the scheduler's commands, in order."""
         match command:
             case Publish(lease=lease):
                 track = self._tracks.get(lease.vgpu)
@@ -161,22 +161,22 @@ class Recorder:
                     return
                 if course.go_ns is None:
                     del track.courses[epoch]
-                course.withdrawn = True  # of one that went, news of that had come with what led to the withdrawal
+                course.withdrawn = True  # its start, if any, was among the events that led to this
 
     def shares(self, key: VgpuIndex) -> None:
-        """What the vGPU holds is a shared lease from now on."""
+        """The vGPU's leases are shared ones from now on."""
         track = self._tracks.get(key)
         for course in () if track is None else track.courses.values():
             course.shared = True
 
     def stands(self, statement: AccountSnapshot, now_ns: int) -> None:
-        """How a vGPU's account stands."""
+        """Record the lag of a vGPU's account."""
         track = self._tracks.get(statement.vgpu)
         if track is not None:
             self.add(LevelRecord(vgpu_id=track.vgpu_id, name="lag", at_ns=now_ns, value_ns=statement.lag_ns))
 
     def finish(self, now_ns: int) -> None:
-        """The recording ends: what is under way is told as it stands."""
+        """The recording ends: record leases and waits that are not over as they stand."""
         for record in self.under_way(now_ns):
             self.add(record)
         self._tracks.clear()
@@ -191,7 +191,7 @@ class Recorder:
                 found.append(WaitRecord(vgpu_id=track.vgpu_id, begin_ns=since_ns, end_ns=now_ns, ended="still-waits"))
         return found
 
-    # --- what it tells
+    # --- output
 
     def add(self, record: TraceRecord) -> None:
         if len(self._records) < self._most:
@@ -200,7 +200,7 @@ class Recorder:
             self.miss(1)
 
     def miss(self, count: int) -> None:
-        """So many events were lost before they came here: a tenant's word, which may be any number."""
+        """So many events were lost before they arrived here. A tenant reports the count, which may be any number."""
         self._lost = min(self._lost + count, MOST_LOST)
 
     def take(self, most: int) -> tuple[tuple[TraceRecord, ...], int]:
@@ -211,7 +211,7 @@ class Recorder:
 
     @property
     def waiting(self) -> int:
-        """Records that were not taken yet."""
+        """The number of records that were not taken yet."""
         return len(self._records)
 
     # --- leases and waits
@@ -227,7 +227,7 @@ class Recorder:
 
     def _drained(self, track: _Track, event: Drained, booked: tuple[int, int] | None) -> None:
         for epoch in [e for e, older in track.courses.items() if e < event.epoch and older.go_ns is not None]:
-            # An epoch that has drained is over, with every older one; what that was charged, this one shows.
+            # An epoch that has drained is over, with every older one; the newer record shows the older charge.
             older = track.courses.pop(epoch)
             self.add(_lease(track, older, max(event.at_ns, older.go_ns or 0), 0, 0, "revoked"))
         course = track.courses.pop(event.epoch, None)
@@ -284,8 +284,8 @@ def _lease(
 def noted(
     vgpu_id: str, slot: int, pid: int, said: TraceReading, window: tuple[int, int], now_ns: int
 ) -> BusyRecord | LaunchRecord | DrainRecord | None:
-    """What a process noted of the GPU, cut to ``window`` (begin and end); None if it lies outside, or cannot be true at
-    ``now_ns``: it is a tenant's word."""
+    """A process's reading of the GPU as a record, cut to ``window`` (begin and end). None if it lies outside, or cannot
+    be true at ``now_ns``: the reading comes from a tenant."""
     begin_ns, until_ns = window
     end_ns = said.end_ns
     if not begin_ns < end_ns <= now_ns:

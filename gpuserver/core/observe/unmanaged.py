@@ -1,10 +1,10 @@
-"""Programs of a vGPU that use its GPU past the hook: when one is such a program, and what is done with it.
+"""Programs of a vGPU that bypass the hook: when a program is one of these, and how the server responds.
 
-A program leaves its vGPU's limits by a library that binds to the driver alone (``dlmopen``, ``RTLD_DEEPBIND``, another
-copy of the driver), or by an environment without the hook. The driver shows it all the same. Its own environment, or
-that of its parents, says which vGPU it belongs to: without such evidence nothing is done to it.
+A program escapes its vGPU's limits by an environment without the hook, or by a library that binds to the driver alone
+(``dlmopen``, ``RTLD_DEEPBIND``, another copy of the driver). The driver lists it all the same. Its own environment, or
+that of its parents, names the vGPU that it belongs to. Without such evidence the server does nothing to it.
 
-Pure: what was seen comes in with the time, commands go out. A process is judged once; one that is no longer seen is
+Pure: sightings and the time in, commands out. A process is judged once; one that the driver no longer lists is
 forgotten.
 """
 
@@ -18,11 +18,11 @@ from typing import Final
 from vgpu.identity import Process
 
 GRACE_NS: Final = 3_000_000_000
-"""A process that attaches is seen before its broker's page shows it; a broker that died is back by then."""
+"""The driver lists a process that attaches before its broker's page does. A broker that died is back by then."""
 
 
 class Response(StrEnum):
-    """What happens to such a process (``serve --unmanaged``)."""
+    """The server's response to such a process (``serve --unmanaged``)."""
 
     REPORT = "report"
     SUSPEND = "suspend"
@@ -31,7 +31,7 @@ class Response(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A process that the driver shows and no vGPU has admitted. ``vgpu_id`` "": nothing ties it to one."""
+    """A process that the driver lists and no vGPU has admitted. ``vgpu_id`` "": no evidence names a vGPU."""
 
     process: Process
     uid: int
@@ -42,14 +42,14 @@ class Sighting:
 
 @dataclass(frozen=True, slots=True)
 class Respond:
-    """Record an event; then stop or end that very process, unless ``response`` is REPORT."""
+    """The server records an event, and stops or ends this process unless ``response`` is REPORT."""
 
     sighting: Sighting
     response: Response
 
 
 class Unmanaged:
-    """``see`` every sighting of one reading of the driver."""
+    """``see`` takes all sightings of one reading of the driver."""
 
     def __init__(self, response: Response) -> None:
         self._response = response

@@ -1,7 +1,7 @@
-"""What a vGPU's programs use, seen over their life, the size that would have been enough, and the mode. Pure.
+"""The use of a vGPU's programs over their life, the size that would have been enough, and the mode. Pure.
 
-Each second in which they used the GPU at all counts once, by the part of it that was busy: what matters for a size is
-how much they need while they work, not how often they do.
+Each second in which they used the GPU at all counts once, by the part of it that was busy. Reason: for a size it
+matters how much they need while they compute, not how often they do.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from vgpu.units import MIB, counted, format_bytes
 
 SECOND_NS: Final = 1_000_000_000
 LEAST_SECONDS: Final = 30
-"""Of work. Before that a start-up weighs as much as what it starts."""
+"""Seconds of work. In fewer, a start-up weighs as much as what it starts."""
 QUANTILE: Final = 0.95
 HEADROOM: Final = 1.1
 AT_ITS_LIMIT: Final = 0.95
-"""Who needs so much of what it may have might need more."""
+"""A vGPU that uses so much of its limit might need more."""
 MEMORY_STEP_BYTES: Final = 256 * MIB
 _STEPS: Final = 100
 TURNS_SECONDS: Final = 60
 TURNS_HELD: Final = 0.5
-"""Of a second that counts: so much of it was held."""
+"""A second counts if so much of it was held."""
 TOGETHER: Final = 1.1
-"""Held more than that all together, a GPU was held side by side."""
+"""If all vGPUs together held more than that of a second, they held the GPU side by side."""
 TURNS_USED: Final = 0.85
 """Programs that keep a GPU busy use more of what they hold: 0.96 and more on an H100, a trainer beside streams 0.75."""
 
@@ -44,13 +44,13 @@ class _Log:
 
 
 class Usage:
-    """Of all vGPUs of a GPU, by key."""
+    """The use of all vGPUs of a GPU, by key."""
 
     def __init__(self) -> None:
         self._logs: dict[VgpuIndex, _Log] = {}
 
     def note(self, now_ns: int, served: Mapping[VgpuIndex, ServiceTotals]) -> None:
-        """How all stand; looked at once a second, however often it is told."""
+        """Take in the totals of all vGPUs; they count once a second, however often this is called."""
         for key, so_far in served.items():
             log = self._logs.get(key)
             if log is None or so_far.busy_ns < log.busy_ns:
@@ -68,12 +68,12 @@ class Usage:
         self._logs.pop(key, None)
 
     def seconds(self, key: VgpuIndex) -> int:
-        """In which it used the GPU."""
+        """The number of seconds in which the vGPU used the GPU."""
         log = self._logs.get(key)
         return 0 if log is None else sum(log.counts)
 
     def busy_ratio(self, key: VgpuIndex) -> float:
-        """What it stayed below in ``QUANTILE`` of those seconds; 0 if there were none."""
+        """The busy part that it did not exceed in ``QUANTILE`` of those seconds; 0 if there were none."""
         log = self._logs.get(key)
         if log is None:
             return 0.0
@@ -95,9 +95,9 @@ class Turns:
         self._seconds: deque[tuple[float, float]] = deque(maxlen=TURNS_SECONDS)
 
     def note(self, now_ns: int, served: Mapping[VgpuIndex, ServiceTotals], kernel_ratio: float | None) -> None:
-        """``served``: what each vGPU has had so far. Calls within a second of the last one count for nothing.
-        ``kernel_ratio``: NVML's utilization of the GPU; None: the driver does not say. A second counts if two vGPUs or
-        more held the GPU in it."""
+        """``served``: the totals of each vGPU. Calls within a second of the last one have no effect. ``kernel_ratio``:
+        NVML's utilization of the GPU; None: the driver does not report it. A second counts if two vGPUs or more held
+        the GPU in it."""
         passed_ns = now_ns - self._at_ns
         if passed_ns < SECOND_NS:
             return
@@ -108,13 +108,13 @@ class Turns:
         ]
         all_held = sum(held) / passed_ns
         part = min(1.0, all_held)
-        in_turns = all_held < TOGETHER  # else they held it side by side
+        in_turns = all_held < TOGETHER  # if not, they held it side by side
         if kernel_ratio is not None and len(held) > 1 and part >= TURNS_HELD and in_turns:
             self._seconds.append((part, min(part, kernel_ratio)))
         self._at_ns, self._held_ns = now_ns, {key: so_far.held_ns for key, so_far in served.items()}
 
     def wasted(self) -> tuple[float, float] | None:
-        """Held and used, in parts of the time, if used is far less. None: it is not, or too little was seen."""
+        """Held and used, in parts of the time, if used is far less. None: it is not, or too few seconds counted."""
         if len(self._seconds) < LEAST_SECONDS:
             return None
         held, used = (statistics.fmean(parts) for parts in zip(*self._seconds, strict=True))
@@ -123,8 +123,8 @@ class Turns:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """A vGPU as it is, and what was seen of it. ``seconds``, ``busy_ratio``: of ``Usage``. ``limit_ppm``: of one GPU's
-    time. ``temporal``: else its share is one of SMs, whose use is not measured. ``wasted``: of ``Turns``."""
+    """A vGPU as it is, and its use. ``seconds``, ``busy_ratio``: of ``Usage``. ``limit_ppm``: of one GPU's
+    time. ``temporal``: False: its share is one of SMs, whose use is not measured. ``wasted``: of ``Turns``."""
 
     vgpu: str
     seconds: int
@@ -139,7 +139,7 @@ class Seen:
 
 
 def advise(seen: Seen) -> Advice | None:
-    """A size for it; None before anything of it was seen."""
+    """A size for the vGPU; None before it has used anything."""
     if not seen.seconds and not seen.memory_peak_bytes:
         return None
     percent, said = _compute(seen)
@@ -186,7 +186,7 @@ def _compute(seen: Seen) -> tuple[float | None, list[str]]:
     if seen.busy_ratio >= AT_ITS_LIMIT * limit_ratio and limit_ratio < 1:
         return None, [f"it used {used}, which is what it may: more might serve it better"]
     if not seen.temporal:
-        return None, [f"it used {used}; how many SMs it needs nobody measures"]
+        return None, [f"it used {used}; how many SMs it needs is not measured"]
     percent = float(min(100, max(1, math.ceil(seen.busy_ratio * 100 * HEADROOM))))
     return (percent if percent < limit_ratio * 100 else None), [f"it used {used}"]
 

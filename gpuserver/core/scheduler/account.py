@@ -1,12 +1,12 @@
 """One vGPU's account with a scheduler: virtual time, deadline, limit bucket, and the lease it may hold.
 
-Two books, two currencies. *Held* time (a lease was usable and not yet drained) moves virtual time: it is what the
-others could not use. Under a shared lease others use the GPU, too, so there *used* time moves it. *Busy* time empties
-the limit bucket: that is what the limit promises. It is held time less observed idle gaps; under an open-ended lease in
-temporal mode, GPU time used by the hooks' meters (``cython_ext/logic/meter.pxd``).
+An account counts two quantities. *Held* time (a lease was usable and not yet drained) moves virtual time: the others
+could not use it. Under a shared lease other vGPUs use the GPU, too, so there *used* time moves virtual time. *Busy*
+time empties the limit bucket: the limit promises a bound on it. Busy time is held time less observed idle gaps. Under
+an open-ended lease in temporal mode it is the GPU time that the hooks' meters count (``cython_ext/logic/meter.pxd``).
 
-Numbers are integers throughout. Virtual time is nanoseconds with 20 fraction bits, and what a division by the guarantee
-leaves over is carried, so that no share is lost to rounding. A bucket is nanoseconds × parts per million.
+Numbers are integers throughout. Virtual time is nanoseconds with 20 fraction bits. The account carries the remainder of
+a division by the guarantee, so that rounding loses no share. A bucket is nanoseconds × parts per million.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from vgpu.share import PPM, Share
 FRACTION_BITS = 20
 VIRTUAL_PER_REAL = PPM << FRACTION_BITS
 HANDOVER_SAMPLE_MOST = 4
-"""One lease's hand-over cost counts for at most so many times what their mean is clamped to."""
+"""One lease's hand-over cost counts for at most so many times the upper bound of their mean."""
 
 
 def virtual(real_ns: int, guarantee_ppm: int) -> int:
@@ -41,11 +41,11 @@ class ActiveLease:
     sm_mpercent: int
     """The partition it was granted with; a change of the share counts from the next lease on."""
     bursts: bool = False
-    """Granted to one that runs on all SMs anyway, or it does so since."""
+    """Its vGPU runs on all SMs anyway (``Share.bursts``), or has done so since the grant."""
     overrides_class: bool = False
-    """No higher class cuts it short while its gang is called."""
+    """No vGPU of a higher class cuts it short while its gang is called."""
     leads: bool = False
-    """Nor one that has had its turn: other GPUs go by this lease."""
+    """Nor does one that has wanted ever since its own last lease: members on other GPUs follow this lease."""
     urgent: bool = False
     """Short, because another member of its gang is late."""
     revised_ns: int | None = None
@@ -59,26 +59,26 @@ class ActiveLease:
     """Epochs that were not drained when GO came: they pay for the overlap."""
     shadow_until_ns: int = 0
     shares_overlap: bool = False
-    """They were about to drain; else GO came because everybody had waited long enough."""
+    """The predecessors were about to drain. False: GO came because the wait had reached its bound."""
     tail_ns: int = 0
     idle_ns: int = 0
     drains_by_ns: int = 0
     metered: bool = False
-    """It is, or was, open-ended: hooks count what is used under it, and do not observe each gap."""
+    """It is, or was, open-ended: hooks count the GPU time used under it, and do not observe each gap."""
     used_ns: int | None = None
     """Their count …"""
     used_at_ns: int = 0
-    """… when it was read. From then on each moment counts as busy, once the lease has an end: nothing is read of it
-    often enough."""
+    """… when it was read. Once the lease has an end, all time from then on counts as busy. Reason: the count is read
+    too rarely then."""
     shared: bool = False
-    """Others hold at the same time (``sharing.py``): it is charged for what it uses …"""
+    """Others hold at the same time (``sharing.py``): the vGPU is charged for the GPU time that it uses …"""
     charged_ns: int | None = None
-    """… beyond this. None: it has held for a while already, and nothing was read since it is shared."""
+    """… beyond this. None: it began before it was shared, and no count has been read since."""
     curbed_ns: int | None = None
     """GPU time that its vGPU was last allowed under it as a curbed sharer. None: it is not curbed."""
 
     def go(self, at_ns: int, undrained: frozenset[int], grace_ns: int, tail_ns: int) -> None:
-        """``grace_ns``: the longest overlap that others pay for; ``tail_ns``: the longest that is the others' alone."""
+        """``grace_ns``: the longest overlap that predecessors pay for; ``tail_ns``: the longest that they use alone."""
         self.went_ns = self.usable_ns = self.settled_ns = at_ns
         self.shares_overlap = bool(undrained) and at_ns < self.lease.go_by_ns
         self.shadows = undrained
@@ -86,14 +86,14 @@ class ActiveLease:
         self.tail_ns = tail_ns
 
     def others_until(self, at_ns: int) -> int:
-        """Where an overlap that lasted from GO until ``at_ns`` is divided: a part as long as a tail is the others', of
-        a longer one, which time slices cut, half."""
+        """Where an overlap that lasted from GO until ``at_ns`` is divided. An overlap as long as a tail is the
+        predecessors'. Of a longer one, which time slices cut, half is theirs."""
         assert self.went_ns is not None
         overlap_ns = at_ns - self.went_ns
         return self.went_ns + min(overlap_ns, max(self.tail_ns, overlap_ns // 2))
 
     def unshadow(self, epoch: int, at_ns: int) -> None:
-        """The overlapped lease ``epoch`` drained at ``at_ns``: from there on this one pays for itself."""
+        """The overlapped lease ``epoch`` drained at ``at_ns``: from there on this lease is charged to its own vGPU."""
         if epoch in self.shadows:
             self.usable_ns = max(self.usable_ns, min(at_ns, self.shadow_until_ns))
             self.settled_ns = max(self.settled_ns, self.usable_ns)
@@ -107,7 +107,7 @@ class ActiveLease:
         return self.usable_ns
 
     def observe(self, idle_ns: int, used_ns: int | None, at_ns: int) -> None:
-        """A reading of it at ``at_ns``. Neither figure ever falls."""
+        """Take in a reading of the lease at ``at_ns``. Neither figure ever falls."""
         self.idle_ns = max(self.idle_ns, idle_ns)
         if used_ns is not None:
             self.used_ns, self.used_at_ns = max(self.used_ns or 0, used_ns), at_ns
@@ -115,18 +115,18 @@ class ActiveLease:
                 self.charged_ns = self.used_ns
 
     def share(self) -> None:
-        """From now on others hold at the same time. What it held before is settled."""
+        """From now on others hold at the same time. The caller has settled the time held before."""
         self.shared = True
         self.charged_ns = 0 if self.went_ns is None else None
 
     def settle(self, at_ns: int) -> None:
-        """Virtual time shows all that there is up to ``at_ns``."""
+        """Virtual time has been charged up to ``at_ns``."""
         self.settled_ns = max(self.settled_ns, at_ns)
         if self.charged_ns is not None:
             self.charged_ns = max(self.charged_ns, self.used_ns or 0)
 
     def unsettled(self, now_ns: int) -> int:
-        """Held time that virtual time does not show yet; of a shared lease, used time."""
+        """Held time that virtual time does not include yet; of a shared lease, used time."""
         if self.went_ns is None:
             return 0
         if self.shared:
@@ -143,8 +143,9 @@ class ActiveLease:
         return max(0, now_ns - max(self.lease.end_ns, self.usable_from(now_ns)))
 
     def busy(self, now_ns: int) -> int:
-        """What it computed, as far as is known. Beside a predecessor that everybody had waited for long enough it does
-        so from GO on, whoever pays for the overlap; at a tail, which ends before a time slice does, it waits."""
+        """The time in which the vGPU computed, as far as is known. Beside a predecessor that others had waited for long
+        enough it computes from GO on, whichever vGPU pays for the overlap. At a tail, which ends before a time slice
+        does, it waits."""
         if self.went_ns is None:
             return 0
         if self.metered and self.used_ns is not None:
@@ -169,28 +170,28 @@ class Account:
     bucket_at_ns: int = 0
     wants: bool = False
     competing: bool = False
-    """Wants or holds, and is counted in V and W: not throttled, not penalised."""
+    """Wants or holds, and counts in V and W: not throttled, not penalised."""
     kept_lag_ns: int | None = None
-    """While throttled: the lag it comes back with."""
+    """While throttled: the lag with which it comes back."""
     penalised: bool = False
-    """Deep in debt or bypassed: waits outside the competition until the others have caught up."""
+    """Deep in debt or bypassed: it waits outside the competition until the others have caught up."""
     gang_window: GangWindow | None = None
-    """When its gang is called. None: nothing binds it."""
+    """When its gang is called. None: no gang binds it."""
     uncalled: bool = False
-    """Wants, but its gang is not called: waits outside the competition."""
+    """Wants, but its gang is not called: it waits outside the competition."""
     urgent_turns: int = 0
     """How many of its latest leases were urgent ones, in a row."""
     holds: dict[int, ActiveLease] = field(default_factory=dict)
     standby: ActiveLease | None = None
-    """A lease that begins by itself when the vGPU wants; it is in ``holds`` once it is granted, or went."""
+    """A lease that begins by itself when the vGPU wants; it is in ``holds`` once it is granted, or has started."""
     waiting_since_ns: int | None = None
     served_ns: int = 0
     returns_ppm: int = 0
-    """The part of its leases that it gave back early, lately."""
+    """The part of its latest leases that it gave back early."""
     restored_ns: int = 0
-    """What it was owed when the journal was written: its credit when it wakes for the first time."""
+    """What it was owed when the journal was written: its credit when it first wants a token."""
     last_epoch: int = 0
-    """The newest epoch that drained; nothing is heard of older ones."""
+    """The newest epoch that drained; no report of an older one follows."""
     longest_kernel_ns: int = 0
     handover_ns: int = 0
     """c: what a hand-over to it costs, clamped."""
@@ -199,7 +200,7 @@ class Account:
     overuse_ns: int = 0
     tokens: int = 0
     allowance_at_ns: int | None = None
-    """When its hooks were last allowed more under an open-ended lease. None: they know of no limit."""
+    """When the scheduler last allowed its hooks more under an open-ended lease. None: the hooks have no limit."""
     guarantee: int = field(init=False)
     capped: bool = field(init=False)
     kind: Kind = field(default_factory=Kind)
@@ -228,7 +229,7 @@ class Account:
 
     @property
     def width(self) -> int:
-        """SMs it takes from the others, in millipercent: of its share, or of a lease from before a change."""
+        """SMs that it takes from the others, in millipercent: of its share, or of a lease from before a change."""
         width = self.share.sm_mpercent
         for hold in self.holds.values():
             width = max(width, hold.sm_mpercent)
@@ -236,7 +237,7 @@ class Account:
 
     @property
     def undrained(self) -> bool:
-        """Something of it may be on the GPU."""
+        """Work of it may be on the GPU."""
         return bool(self.holds) and any(h.went_ns is not None for h in self.holds.values())
 
     @property
@@ -246,15 +247,15 @@ class Account:
 
     @property
     def waiting(self) -> bool:
-        """Wants, may be granted at once, and holds nothing."""
+        """It wants, may be granted a lease at once, and holds nothing."""
         return self.competing and self.wants and not self.holds
 
     def hold(self, lease: Lease) -> ActiveLease:
-        """A lease as it is granted under the present share."""
+        """``lease``, granted under the present share."""
         return ActiveLease(lease, self.share.sm_mpercent, self.share.bursts)
 
     def time_at(self, now_ns: int) -> int:
-        """v̂: virtual time with everything that is held charged up to now."""
+        """v̂: virtual time with all leases charged up to now."""
         if not self.holds:
             return self.time
         return self.time + virtual(sum([h.unsettled(now_ns) for h in self.holds.values()]), self.guarantee)
@@ -270,14 +271,15 @@ class Account:
         self.time = time
 
     def bucket_at(self, now_ns: int) -> int:
-        """The bucket refilled up to now, with what is held charged, not clamped."""
+        """The bucket refilled up to now, with its leases charged, not clamped."""
         filled = self.bucket + self.share.limit_ppm * (now_ns - self.bucket_at_ns)
         return filled - PPM * sum([h.busy(now_ns) for h in self.holds.values()])
 
     def refill(self, now_ns: int, full_ns: int) -> None:
-        """Let the bucket grow up to now, to ``full_ns`` at most with what is held charged. Before that charge it may be
-        fuller: to clamp it then would take away what the limit promised during a long kernel; not to clamp it while
-        something is undrained would let a lease that goes on and on save up what its gaps left."""
+        """Let the bucket grow up to now, to ``full_ns`` at most after its leases are charged. Before that charge the
+        bucket may be fuller. Reason: a clamp before it would take away what the limit promised during a long kernel.
+        The clamp also applies while a lease is undrained. Reason: a lease that goes on for long would otherwise save up
+        what its gaps left."""
         self.bucket += self.share.limit_ppm * (now_ns - self.bucket_at_ns)
         self.bucket_at_ns = now_ns
         spare = (self.bucket_at(now_ns) if self.holds else self.bucket) - full_ns * PPM
@@ -285,8 +287,9 @@ class Account:
             self.bucket -= spare
 
     def learn(self, longest_kernel_ns: int, handover_ns: int, low_ns: int, high_ns: int) -> None:
-        """Take in what a lease taught. The hand-over cost is averaged over about sixteen leases and then clamped: a
-        trainer loses nothing in one lease and 3 ms in the next. The kernel length decays as slowly."""
+        """Take in what the hooks measured under a lease. The hand-over cost is averaged over about sixteen leases and
+        then clamped. Reason: a trainer loses nothing in one lease and 3 ms in the next. The kernel length decays as
+        slowly."""
         if longest_kernel_ns:
             self.longest_kernel_ns = max(longest_kernel_ns, self.longest_kernel_ns * 7 // 8)
         if handover_ns:
@@ -296,7 +299,8 @@ class Account:
             self.handover_ns = min(max(self._handover_mean_ns, low_ns), high_ns)
 
     def close(self, hold: ActiveLease, at_ns: int, early: bool = False) -> None:
-        """The lease, whose virtual time is charged, drained at ``at_ns``, or was given back ``early``: book it."""
+        """The lease drained at ``at_ns``, or was given back ``early``: add it to the totals. The caller has charged its
+        virtual time."""
         busy = hold.busy(at_ns)
         del self.holds[hold.lease.epoch]
         self.bucket -= busy * PPM
@@ -309,14 +313,14 @@ class Account:
         self.last_epoch = max(self.last_epoch, hold.lease.epoch)
 
     def held_at(self, now_ns: int) -> int:
-        """Of all its leases, those under way up to now."""
+        """Held time of all its leases, those under way up to now."""
         return self.held_ns + sum(h.held(now_ns) for h in self.holds.values())
 
     def busy_at(self, now_ns: int) -> int:
         return self.busy_ns + sum(h.busy(now_ns) for h in self.holds.values())
 
     def book(self, lag_ns: int, now_ns: int) -> AccountState:
-        """With what it holds charged up to now."""
+        """The state for the journal, with its leases charged up to now."""
         return AccountState(
             lag_ns=lag_ns,
             bucket_ns=self.bucket_at(now_ns) // PPM,
@@ -330,7 +334,7 @@ class Account:
         )
 
     def statement(self, lag_ns: int, now_ns: int) -> AccountSnapshot:
-        """For display, likewise."""
+        """The state for display, likewise."""
         return AccountSnapshot(
             vgpu=self.key,
             guarantee_ppm=self.share.guarantee_ppm,
@@ -357,7 +361,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """Who goes at a given time, for how long. ``alone``: nobody else will wait then."""
+    """The account that gets a lease at a given time, and its length. ``alone``: no other vGPU will wait then."""
 
     account: Account
     length_ns: int
@@ -365,7 +369,7 @@ class Decision:
     overrides_class: bool = False
     """Beside a higher class (``_overrides_class``)."""
     leads: bool = False
-    """Other GPUs go by it, and it is owed as much as one that overrides its class."""
+    """Members on other GPUs follow it, and it is owed as much as one that overrides its class."""
     urgent: bool = False
 
     @property

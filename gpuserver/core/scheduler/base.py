@@ -1,6 +1,6 @@
-"""What a scheduler hears and says: events, commands and books, the part that both modes share.
+"""Events, commands and accounts of a scheduler: the part that both modes share.
 
-Who competes is told in ``run_queue.py``; a mode adds its clock and its decisions.
+``run_queue.py`` decides which vGPUs compete; a mode adds its clock and its decisions.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from gpuserver.core.scheduler.run_queue import InvariantError, RunQueue
 from vgpu.share import PPM
 
 SHARED_LATELY_NS = SECOND
-"""A measurement is of less than that."""
+"""A measurement covers less time than that."""
 
 
 class SchedulerBase(RunQueue):
-    """Dispatch of events, books and commands; a mode adds its clock and its decisions.
+    """Dispatch of events, accounts and commands; a mode adds its clock and its decisions.
 
     ``handle`` and ``handle_all`` raise ``KeyError`` for a vGPU that was never added and ``ValueError`` for one added
-    twice; they change nothing then. Reports of leases that are over are ignored: they crossed a decision on the way.
+    twice; they change nothing then. Both ignore reports of leases that are over: these crossed a decision on the way.
     """
 
     def __init__(self, policy: Policy, *, first_epoch: int) -> None:
@@ -58,7 +58,7 @@ class SchedulerBase(RunQueue):
         self._shared_ns = -SHARED_LATELY_NS
         """When a vGPU last held a shared lease."""
         self._withdrawn: list[tuple[int, ActiveLease]] = []
-        """The last withdrawals and when they were."""
+        """The last withdrawals, each with its time."""
         self._on: dict[type, Callable[[Any, int], None]] = {
             Added: self._on_added,
             Changed: self._on_changed,
@@ -74,7 +74,7 @@ class SchedulerBase(RunQueue):
     # --- the interface of both modes
 
     def handle(self, event: Event, now_ns: int) -> list[Command]:
-        """Take in ``event`` at ``now_ns`` (never earlier than the call before) and say what to publish or withdraw."""
+        """Take in ``event`` at ``now_ns`` (never earlier than the call before). Returns what to publish or withdraw."""
         if isinstance(event, Added):
             if event.vgpu in self._accounts:
                 raise ValueError(f"vGPU {event.vgpu} was added twice")
@@ -83,8 +83,8 @@ class SchedulerBase(RunQueue):
         return self._take_in((event,), now_ns)
 
     def handle_all(self, reports: Sequence[Report], now_ns: int) -> list[Command]:
-        """Take in ``reports``, oldest first, and say once what to publish or withdraw: a drain and the GO that it made
-        way for come together."""
+        """Take in ``reports``, oldest first, and return once what to publish or withdraw. Reason: a drain and the GO
+        that follows it come together."""
         for report in reports:
             if report.vgpu not in self._accounts:
                 raise KeyError(f"vGPU {report.vgpu} is unknown to the scheduler")
@@ -100,7 +100,7 @@ class SchedulerBase(RunQueue):
             if isinstance(event, Measured) and not self._take_measure(event, now_ns):
                 continue
             if not news:
-                self._now_ns = now_ns  # not by readings alone: a decision that is due would be overdue, and never made
+                self._now_ns = now_ns  # not for readings alone: a decision that is due would be overdue, and never made
                 self._refill(now_ns)
                 news = True
             if not isinstance(event, Tick | Measured):
@@ -123,25 +123,25 @@ class SchedulerBase(RunQueue):
         if event.vgpu in self._accounts:
             self._refill_one(self._accounts[event.vgpu], now_ns)
         self._on[type(event)](event, now_ns)
-        if event.vgpu in self._accounts:  # of the others no bucket has changed since
+        if event.vgpu in self._accounts:  # no bucket of the others has changed since
             self._refill_one(self._accounts[event.vgpu], now_ns)
 
     @abstractmethod
     def next_deadline_ns(self) -> int | None:
-        """When ``Tick`` is due at the latest; None: only another event can change anything."""
+        """When ``Tick`` is due at the latest; None: only another event can change a decision."""
 
     @property
     @abstractmethod
     def period_ns(self) -> int:
-        """One round of turns takes about so long, as things stand."""
+        """One round of leases takes about so long at present."""
 
     def adopt(self, policy: Policy) -> None:
-        """Go by another policy, from the next decision on."""
+        """Follow another policy, from the next decision on."""
         self.policy = policy
 
     def turns(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:
-        """Those of ``company`` that take turns, where all of it wants the GPU: they gain by it that one of them gives
-        its lease back when it idles."""
+        """Those of ``company`` that take turns, where all of it wants the GPU. They gain when one of them gives its
+        lease back while it is idle."""
         return {*company} - self.sharing(company)
 
     def sharing(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:
@@ -149,7 +149,7 @@ class SchedulerBase(RunQueue):
         return set()
 
     def metered(self) -> list[VgpuIndex]:
-        """Those that are allowed GPU time in parts, or share: what they have used is to be observed before ``Tick``."""
+        """Those that get GPU time in parts, or share: the caller observes what they used before ``Tick``."""
         return []
 
     def shared(self) -> list[VgpuIndex]:
@@ -157,31 +157,31 @@ class SchedulerBase(RunQueue):
         return []
 
     def comparable(self) -> list[VgpuIndex]:
-        """Those whose demand decides who shares: it is to be measured before ``Tick``."""
+        """Those whose demand decides which vGPUs share: the caller measures it before ``Tick``."""
         return []
 
     @property
     def next_epoch(self) -> int:
-        """Above every epoch that was given out. A scheduler after this one has to begin here or later."""
+        """Above every epoch that was issued. A scheduler after this one has to begin here or later."""
         return self._next_epoch
 
     def skip_to(self, epoch: int) -> None:
-        """No lease before ``epoch`` is given out any more: somebody comes who has seen those of another GPU."""
+        """Issue no epoch before ``epoch`` any more. Reason: a vGPU arrives whose hooks know epochs of another GPU."""
         self._next_epoch = max(self._next_epoch, epoch)
 
     def booked(self, vgpu: VgpuIndex) -> tuple[int, int]:
-        """Held and busy time, in ns, of those leases of ``vgpu`` that are over."""
+        """Held and busy time, in ns, of the leases of ``vgpu`` that are over."""
         account = self._accounts[vgpu]
         return account.held_ns, account.busy_ns
 
     def published(self, vgpu: VgpuIndex) -> list[tuple[Lease, bool]]:
-        """The leases of ``vgpu`` that are not over, and whether each went."""
+        """The leases of ``vgpu`` that are not over, and whether each has started."""
         account = self._accounts[vgpu]
         holds = [*account.holds.values(), *([account.standby] if account.standby is not None else [])]
         return [(hold.lease, hold.went_ns is not None) for hold in holds]
 
     def books(self, now_ns: int = 0) -> dict[VgpuIndex, AccountState]:
-        """What the journal keeps: charged and refilled up to ``now_ns``, or the last event if that is later."""
+        """The accounts for the journal: charged and refilled up to ``now_ns``, or the last event if that is later."""
         now_ns = max(now_ns, self._now_ns)
         clock = self.clock(now_ns)
         books = {}
@@ -198,11 +198,11 @@ class SchedulerBase(RunQueue):
         return [a.statement(self._lag(a, clock, now_ns), now_ns) for a in self._accounts.values()]
 
     def served(self, now_ns: int) -> dict[VgpuIndex, ServiceTotals]:
-        """The same of which rates are made: that is asked for several times a second."""
+        """The totals from which callers compute rates, several times a second."""
         return {a.key: ServiceTotals(a.held_at(now_ns), a.busy_at(now_ns), a.tokens) for a in self._accounts.values()}
 
     def check(self) -> None:
-        """Raise ``InvariantError`` where the books contradict each other."""
+        """Raise ``InvariantError`` where the accounts contradict each other."""
         super().check()
         for a in self._accounts.values():
             for epoch, hold in a.holds.items():
@@ -218,10 +218,10 @@ class SchedulerBase(RunQueue):
 
     @abstractmethod
     def _decide(self, now_ns: int) -> None:
-        """Publish, revise and withdraw leases, as things stand after an event."""
+        """Publish, revise and withdraw leases after an event."""
 
     def _matters_now(self, event: Observed) -> bool:
-        """Whether a reading of a holder calls for a decision."""
+        """Whether a reading of a holder requires a decision."""
         return True
 
     # --- events
@@ -313,14 +313,14 @@ class SchedulerBase(RunQueue):
         crossed = hold.revised_ns is not None and hold.revised_ns > at_ns - self.policy.decision_ns
         self._move(hold, at_ns)
         if crossed:
-            # The dispatcher may have moved the old end or the new one: say which end holds.
+            # The dispatcher may have moved the old end or the new one: publish the end that is valid.
             self._commands.append(Publish(hold.lease))
-        if hold.shadows and not hold.shares_overlap:  # whom it has passed by holds up nobody else
+        if hold.shadows and not hold.shares_overlap:  # the bypassed lease delays no other vGPU
             for other in self._accounts.values():
                 if other is not account and not hold.shadows.isdisjoint(other.holds):
                     self._penalise(other, now_ns)
         self._went(hold, planned_end_ns, now_ns)
-        if by_itself:  # once nothing waits any more that was granted without knowing of it
+        if by_itself:  # once no lease waits that was granted without knowledge of it
             self._commands.append(Publish(hold.lease))
 
     def _began(self, hold: ActiveLease, now_ns: int) -> None:
@@ -333,7 +333,7 @@ class SchedulerBase(RunQueue):
 
     @abstractmethod
     def _went(self, hold: ActiveLease, planned_end_ns: int | None, now_ns: int) -> None:
-        """A lease has begun; by its own length it would have ended at ``planned_end_ns``, had it begun in time."""
+        """A lease has begun. Had it begun in time, it would have ended at ``planned_end_ns``."""
 
     def _went_withdrawn(self, account: Account, epoch: int, at_ns: int) -> None:
         """The withdrawal crossed the GO: the lease ends as soon as it has drained, and is charged."""
@@ -354,7 +354,7 @@ class SchedulerBase(RunQueue):
         if hold is None:
             return
         for epoch in [e for e in account.holds if e < event.epoch]:
-            # A lease that crossed its withdrawal; nothing of it is left.
+            # A lease that crossed its withdrawal; no work of it is left.
             older = account.holds[epoch]
             self._settle(account, older, min(max(event.at_ns, older.usable_ns), now_ns))
             account.close(older, min(max(event.at_ns, older.usable_ns), now_ns))
@@ -370,7 +370,7 @@ class SchedulerBase(RunQueue):
         account.deadline = self._grid(account, account.time)
         self._unshadow(event.epoch, at_ns)
         self._closed(hold)
-        if self._commands:  # of a lease that went and drained before anybody could hear of it
+        if self._commands:  # of a lease that drained before its commands left
             self._commands = [c for c in self._commands if not _concerns(c, account.key, event.epoch)]
         if not event.wants:
             self._stop_wanting(account, now_ns)
@@ -381,7 +381,7 @@ class SchedulerBase(RunQueue):
         self._enqueue(account, now_ns)
 
     def _fair_end(self, epoch: int, drained_ns: int) -> int:
-        """Up to when a lease is charged that drained at ``drained_ns``. Another may have had GO for its tail."""
+        """Up to when a lease is charged that drained at ``drained_ns``. Another lease may have had GO at its tail."""
         others = [h.others_until(drained_ns) for h in self._holds() if h.shares_overlap and epoch in h.shadows]
         return min(drained_ns, max(others, default=drained_ns))
 
@@ -390,7 +390,7 @@ class SchedulerBase(RunQueue):
             hold.unshadow(epoch, at_ns)
 
     def _holds(self) -> list[ActiveLease]:
-        """Every lease that was granted and is not over."""
+        """Every granted lease that is not over."""
         return [hold for a in self._holding.values() for hold in a.holds.values()]
 
     @abstractmethod
@@ -406,7 +406,7 @@ class SchedulerBase(RunQueue):
             self._learn(account, event)
 
     def _take_measure(self, event: Measured, now_ns: int) -> bool:
-        """Whether the vGPU's kind has changed: that calls for a decision."""
+        """Whether the vGPU's kind has changed: that requires a decision."""
         alone = now_ns - self._shared_ns > SHARED_LATELY_NS
         return self._accounts[event.vgpu].kind.measured(event, now_ns, alone=alone)
 
@@ -439,13 +439,13 @@ class SchedulerBase(RunQueue):
             for at_ns, h in self._withdrawn
             if now_ns - at_ns < self.policy.lookahead_ns
             and self._matters(h, account)
-            and not h.lease.standby  # nobody has GO beside one that is
+            and not h.lease.standby  # no lease has GO beside one that is
         ]
         if crossing:
             patience_ns = min(self.policy.grace_ns, self._quantum(account))
             go_by_ns = max(lease.go_by_ns, lease.start_ns + patience_ns)
             lease = replace(lease, after=(*lease.after, *crossing), go_by_ns=go_by_ns)
-        if account.standby is not None:  # nobody has GO beside it, should it have begun already
+        if account.standby is not None:  # no lease has GO beside it, even if it has begun already
             hold = self._take_up(account, lease.under(account.standby.lease.epoch))
             hold.revised_ns = now_ns
             if lease.end_ns is None:
@@ -468,8 +468,8 @@ class SchedulerBase(RunQueue):
     # --- standby leases
 
     def _publish_standby(self, now_ns: int) -> None:
-        """A lease that begins by itself for each idle vGPU for which that is safe. Who waits keeps the one it has until
-        it is granted, so that nothing has to be taken back that may be in use already."""
+        """Publish a lease that begins by itself for each idle vGPU for which that is safe. A vGPU that waits keeps its
+        standby lease until it is granted. Reason: the scheduler must not withdraw a lease that may be in use."""
         moved = [a for a in self._resting.values() if self._may_stand_by(a) is (a.standby is None)]
         for a in sorted(moved, key=lambda a: a.order):
             if a.standby is not None:
@@ -481,11 +481,11 @@ class SchedulerBase(RunQueue):
                 )
 
     def _may_stand_by(self, account: Account) -> bool:
-        """Whether it may have a standby lease, or keep it."""
+        """Whether the vGPU may have a standby lease, or keep it."""
         return False
 
     def _take_up(self, account: Account, lease: Lease) -> ActiveLease:
-        """The standby lease is granted, or went: from now on it is ``lease``, one like any other."""
+        """The standby lease is granted, or has started: from now on it is ``lease``, one like any other."""
         hold = account.standby
         assert hold is not None
         account.standby = None
@@ -502,7 +502,7 @@ class SchedulerBase(RunQueue):
             self._take_from(hold)
 
     def _revise(self, hold: ActiveLease, now_ns: int, **changes: Any) -> None:
-        """Publish a lease again with other times, unless they are what they were."""
+        """Publish a lease again with other times, unless they have not changed."""
         if any(getattr(hold.lease, name) != value for name, value in changes.items()):
             hold.lease = replace(hold.lease, **changes)
             hold.revised_ns = now_ns
@@ -511,10 +511,10 @@ class SchedulerBase(RunQueue):
             self._commands.append(Publish(hold.lease))
 
     def _permit(self, account: Account, hold: ActiveLease) -> None:
-        """An open-ended lease is about to be published: the hooks have to know before what may be used under it."""
+        """An open-ended lease is about to be published. The hooks have to get its allowance before."""
 
     def _move(self, hold: ActiveLease, start_ns: int) -> None:
-        """The dispatcher starts the lease at another time than was planned: note it, say nothing."""
+        """The dispatcher starts the lease at another time than was planned: record that, send no command."""
         hold.lease = hold.lease.begun(start_ns)
 
     def _withdraw(self, account: Account, hold: ActiveLease) -> None:
@@ -530,10 +530,10 @@ class SchedulerBase(RunQueue):
 
     @abstractmethod
     def _matters(self, withdrawn: ActiveLease, account: Account) -> bool:
-        """Whether a lease of ``account`` has to wait for one that was withdrawn."""
+        """Whether a lease of ``account`` has to wait for the ``withdrawn`` one."""
 
 
 def _concerns(command: Command, vgpu: VgpuIndex, epoch: int) -> bool:
-    """Whether it is about that lease of ``vgpu``, or an older one."""
+    """Whether ``command`` concerns that lease of ``vgpu``, or an older one."""
     lease = command.lease if isinstance(command, Publish) else command
     return lease.vgpu == vgpu and lease.epoch <= epoch

@@ -1,18 +1,19 @@
-"""Who holds next in temporal mode, and for how long: earliest eligible virtual deadline first, deadlines on a grid.
+"""The next holder in temporal mode, and its time: earliest eligible virtual deadline first, deadlines on a grid.
 
 Each vGPU i has a guarantee r_i, a virtual time v_i that advances by held time / r_i, and a deadline d_i. Over the
-competition (see ``run_queue.py``), with everything charged up to now,
+competition (see ``run_queue.py``), with all leases charged up to now,
 
     W = Σ r_i        V = Σ r_i·v_i / W        lag_i = r_i·(V − v_i)        q_i = clamp(P·r_i/W, q_min, q_max)
 
     a token is d_i − v_i long (as real time): it ends where v_i meets d_i; then d_i moves by q_i/r_i
     eligible: lag_i ≥ −q_i/4      order: class, then deadline, equal within 1 ms, then longest unserved, then arrival
 
-Before all that go members of a gang that are called (``gangs.py``), and leases of others end where one is called. What
-is published for the choice, and when it is made: ``temporal.py``.
+Called members of a gang (``gangs.py``) precede all that, and leases of others end where a gang is called.
+``temporal.py`` decides when to choose, and what to publish for the choice.
 
-Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995); grid deadlines, the slack of a quarter
-token and the tie-break by longest unserved stop a token that ended 50 µs short from winning two in a row.
+Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995). Three additions stop a token that ended
+50 µs short from winning two in a row: grid deadlines, the slack of a quarter token, and the tie-break by longest
+unserved.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from vgpu.share import PPM, Priority
 
 Rank = tuple[int, int, int]
 """−1 for an account that overrides its class, minus the class, minus when its gang was called (0: it is not). The
-least goes first."""
+least rank runs first."""
 
 
 class Eevdf(SchedulerBase):
@@ -55,13 +56,13 @@ class Eevdf(SchedulerBase):
         if not weight:
             return False
         ahead = account.time_at(now_ns) - mean
-        # In real time: what it used beyond its share, or what the others need to catch up, whichever is less. Others of
-        # a small guarantee catch up soon, and one of them with idle credit is far behind in virtual time.
+        # In real time: what the vGPU used beyond its share, or what the others need to catch up, whichever is less.
+        # Others of a small guarantee catch up soon, and one of them with idle credit is far behind in virtual time.
         return real(ahead, min(account.guarantee, weight)) > max(self.policy.grace_ns, 2 * self._quantum(account))
 
     @property
     def _least_quantum(self) -> int:
-        """No q is less."""
+        """The lower bound of every q."""
         return min(self.policy.quantum_min_ns, self.policy.quantum_max_ns)
 
     def _quantum(self, account: Account) -> int:
@@ -96,9 +97,9 @@ class Eevdf(SchedulerBase):
     # --- the choice
 
     def _pick(self, at_ns: int, staying: ActiveLease | None, following: ActiveLease | None = None) -> Decision | None:
-        """Who should hold from ``at_ns`` on, everybody charged up to then. ``staying``: the holder, if it may go on.
-        ``following``: what is published as next; its vGPU is as free to be chosen as those who wait, since the decision
-        is being made anew."""
+        """The vGPU that should hold from ``at_ns`` on, with all leases charged up to then. ``staying``: the holder, if
+        it may go on. ``following``: the lease published as next. Its vGPU may be chosen like those that wait, since the
+        decision is made anew."""
         free = {id(h) for h in (staying, following) if h is not None}
         urgent = self._most_urgent(free)
         if urgent is not None:
@@ -125,7 +126,7 @@ class Eevdf(SchedulerBase):
             tied = self._earliest(ranks[rank], at_ns, tie, lambda a: self._entitled(a, at_ns, clock, called))
             if tied:
                 break
-        else:  # everybody is eligible, and nobody goes first because it is called
+        else:  # all are eligible, and a call gives no precedence
             rank = min(ranks)
             eligible = [a for other, accounts in ranks.items() if other[:2] == rank[:2] for a in accounts]
             tied = self._earliest(eligible, at_ns, tie, lambda a: True)
@@ -140,12 +141,12 @@ class Eevdf(SchedulerBase):
         )
 
     def _soon_in_company(self, account: Account) -> bool:
-        """Whether ``account`` has a limit, and another one that waits for its bucket comes back any moment. Between two
-        turns of that one the meter of an open-ended lease would be less exact than held time."""
+        """Whether ``account`` has a limit, and another vGPU that waits for its bucket may come back at any moment.
+        Between two leases of that one, the meter of an open-ended lease would be less exact than held time."""
         return account.capped and any(a.throttled for a in self._capped.values() if a is not account)
 
     def _ranked(self, candidates: list[Account], called: Set[VgpuIndex]) -> dict[Rank, list[Account]]:
-        """``candidates`` by rank; whoever of the first one is entitled goes before all others."""
+        """``candidates`` by rank: an entitled vGPU of the first rank precedes all others."""
         if not called and len(self._classes) == 1:
             return {(0, 0, 0): candidates}
         ranks: dict[Rank, list[Account]] = {}
@@ -157,8 +158,8 @@ class Eevdf(SchedulerBase):
     def _earliest(
         self, accounts: Sequence[Account], at_ns: int, tie: int, eligible: Callable[[Account], bool]
     ) -> list[tuple[Account, int]]:
-        """The eligible ones with the earliest deadlines, equal within ``tie``, and these. Few are asked whether they
-        are eligible: the others' deadlines are too far away."""
+        """The eligible accounts with the earliest deadlines, equal within ``tie``, and these deadlines. ``eligible`` is
+        called for few: the others' deadlines are too far away."""
         soon = self._least_quantum * 3 // 2 * VIRTUAL_PER_REAL
         found: list[tuple[Account, int]] = []
         latest = inf
@@ -178,16 +179,16 @@ class Eevdf(SchedulerBase):
         return ahead <= (quantum if account.key in called else quantum // 4) * VIRTUAL_PER_REAL
 
     def _most_urgent(self, free: set[int]) -> Account | None:
-        """Who goes at once because another member of its gang waits for it. Before all classes: what that one holds
-        meanwhile, on another GPU, is a multiple of the short turn that ends it."""
+        """The vGPU that runs at once because another member of its gang waits for it. It precedes all classes. Reason:
+        the waiting member meanwhile holds another GPU, for a multiple of the short lease that ends the wait."""
         urgent = [a for a in self._members.values() if self._urgent(a) and all(id(h) in free for h in a.holds.values())]
         return min(urgent, key=lambda a: (-a.share.priority, a.served_ns, a.order), default=None)
 
     # --- called members of gangs
 
     def _next_call(self, after_ns: int, but: Account) -> int | None:
-        """When the next gang is called that goes before ``but``, at ``after_ns`` or later. Of two that are called at
-        once, the one that was called last goes: the other has had its turn (``_turn_ends``)."""
+        """When the next gang is called that precedes ``but``, at ``after_ns`` or later. Of two that are called at the
+        same time, the one that was called last runs: the other has held for long enough (``_turn_ends``)."""
         starts = [
             max(a.gang_window.start_ns, after_ns)
             for a in self._members.values()
@@ -204,13 +205,13 @@ class Eevdf(SchedulerBase):
         return min(starts, default=None)
 
     def _overrides_class(self, account: Account) -> bool:
-        """Called, a member of a gang that is owed half of what one may be owed that was idle goes before all classes.
-        It cannot wait for a moment when those are not entitled, as others do: its gang is at work only then."""
+        """Whether ``account``, once called, precedes all classes: it is owed half of the idle credit or more. It cannot
+        wait until the higher classes are not entitled, as others do: its gang runs only when it is called."""
         now_ns = self._now_ns
         return self._lag(account, self.clock(now_ns), now_ns) >= self._idle_credit(account) // 2
 
     def _leads(self, account: Account) -> bool:
-        """Whether the rest of a gang may go by its leases."""
+        """Whether the other members of its gang may follow its leases."""
         return account.gang_window is not None and account.gang_window.leader < 0
 
     def _called_ns(self, account: Account) -> int:
@@ -220,7 +221,7 @@ class Eevdf(SchedulerBase):
     # --- how long
 
     def _gang_length(self, account: Account, length_ns: int, at_ns: int) -> int:
-        """Leases end where a gang is called, and a gang's own where its gang window does, if that has an end."""
+        """Leases end where a gang is called; a called member's own lease ends where its gang window does."""
         gang_window = account.gang_window
         if gang_window is not None and self._called(account, at_ns):
             return min(gang_window.end_ns - at_ns, self._within_bucket(account, self.policy.quantum_max_ns, at_ns))
@@ -234,7 +235,7 @@ class Eevdf(SchedulerBase):
         return account.bucket_at(at_ns) < self._fill_line(account) * PPM
 
     def _deadline_at(self, account: Account, at_ns: int) -> int:
-        """The deadline at ``at_ns``, no further away than one and a half tokens (the company may have grown)."""
+        """The deadline at ``at_ns``, no further away than one and a half tokens (more vGPUs may compete now)."""
         time, deadline, guarantee = account.time, account.deadline, account.guarantee
         if account.holds:
             time = account.time_at(at_ns)

@@ -77,7 +77,7 @@ class Scheduler(Protocol):
 
 
 def make_scheduler(mode: Mode, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> Scheduler:
-    """The scheduler of a GPU in ``mode``. ``first_epoch``: the epoch of its first lease; they only grow."""
+    """The scheduler of a GPU in ``mode``. ``first_epoch``: the epoch of its first lease; epochs only grow."""
     if mode is Mode.SPATIAL:
         return SpatialScheduler(policy, first_epoch=first_epoch)
     return TemporalScheduler(policy, first_epoch=first_epoch)

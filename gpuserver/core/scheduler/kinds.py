@@ -1,16 +1,17 @@
-"""Light and heavy vGPUs: who may hold a shared lease.
+"""Light and heavy vGPUs: which ones may hold a shared lease.
 
 A vGPU's *demand* is the part of its time in which it needs the GPU. Its *burst* is the work that it launches between
-two waits for the GPU (``cython_ext/logic/demand.pxd``). Company changes neither.
+two waits for the GPU (``cython_ext/logic/demand.pxd``). Other vGPUs on the GPU change neither.
 
     not measured   treated as heavy: it takes turns
     light          demand ≤ 0.5 and bursts ≤ 4 ms. It may hold a shared lease: the GPU's own time slicing runs light
-                   vGPUs side by side, and beside the turns of others
+                   vGPUs side by side, and beside heavy vGPUs
     heavy          demand above 0.65, or bursts above 8 ms. It takes turns, for 1, 2, 4 … 60 s at least
 
-A trainer launches for whole steps without waiting, so its bursts are long, whatever part of the time its host needs.
-Between the two thresholds a vGPU stays what it is. The growing stay keeps a program that changes its ways all the time
-from flapping: every change costs the others a hand-over. After a minute as a light vGPU the stay is short again.
+A trainer launches whole steps without waiting, so its bursts are long, whatever part of the time its host needs.
+Between the two thresholds a vGPU keeps its kind. A vGPU that becomes heavy again has to stay so for longer each time,
+so that a program whose demand varies does not flap: every change costs the others a hand-over. After a minute as a
+light vGPU that time is short again.
 
 Pure: measurements and the time in, kinds out. Times are CLOCK_MONOTONIC ns, ratios parts per million.
 """
@@ -32,7 +33,7 @@ STAY_MOST_NS = 60 * SECOND
 
 @dataclass(slots=True)
 class Kind:
-    """One vGPU's kind, and what it was made of."""
+    """One vGPU's kind, and the measurements behind it."""
 
     light: bool = False
     demand_ppm: int = 0
@@ -40,21 +41,21 @@ class Kind:
     waits_ppm: int = 0
     """The part of the last 200 ms in which it waited for the GPU."""
     alone_ppm: int = 0
-    """Its demand when no vGPU shared: others' slices make that of a trainer seem lower."""
+    """Its demand while no vGPU shared. Reason: others' time slices make the demand of a trainer seem lower."""
     burst_ns: int = 0
     brief: bool = False
-    """Its bursts are short, whatever its demand is. Turns may be short, too, then (``eevdf.py``)."""
+    """Its bursts are short, whatever its demand is. Its leases may then be short, too (``eevdf.py``)."""
     work_ns: int = 0
-    """GPU time that all its launches took by themselves. Less than before: a process of it has ended."""
+    """GPU time that all its launches took by themselves. A lower value than before: one of its processes has ended."""
     since_ns: int = 0
     """When it last became light or heavy."""
     heavy_until_ns: int = 0
-    """A heavy one is not light before."""
+    """A heavy vGPU does not become light before this time."""
     stayed_ns: int = 0
     """How long it had to stay heavy the last time. 0: never, or long ago."""
 
     def measured(self, seen: Measured, now_ns: int, *, alone: bool = False) -> bool:
-        """Take in a measurement. Whether the kind has changed by it. ``alone``: no vGPU has shared of late."""
+        """Take in a measurement. True if it changed the kind. ``alone``: no vGPU has held a shared lease of late."""
         self.waits_ppm, self.work_ns = seen.waits_ppm, seen.work_ns
         if not seen.demand_ppm:
             return False
@@ -72,12 +73,12 @@ class Kind:
         return False
 
     def restore(self, light: bool, heavy_ns: int, stayed_ns: int, now_ns: int) -> None:
-        """As a journal kept it."""
+        """Restore the kind from the journal."""
         self.light, self.since_ns, self.heavy_until_ns = light, now_ns, now_ns + heavy_ns
         self.stayed_ns = stayed_ns
 
     def turn_heavy(self, now_ns: int) -> None:
-        """It is no light one any more, and stays so for longer than the last time."""
+        """The vGPU becomes heavy, and has to stay so for longer than the last time."""
         if now_ns - self.since_ns >= STAY_MOST_NS:
             self.stayed_ns = 0
         self.stayed_ns = min(max(2 * self.stayed_ns, STAY_LEAST_NS), STAY_MOST_NS)

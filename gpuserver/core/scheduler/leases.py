@@ -1,8 +1,8 @@
-"""What the scheduler hears and what it says: events in, commands out. Times are CLOCK_MONOTONIC nanoseconds.
+"""The scheduler's interface: events in, commands out. Times are CLOCK_MONOTONIC nanoseconds.
 
-The scheduler (``temporal.py``, ``rounds.py``) never does I/O. The runtime turns what the native dispatcher saw into
-events and hands the commands back to the dispatcher, which executes them in microseconds: it writes leases into the
-grants pages and gives GO when the predecessors of a lease have drained or its ``go_by_ns`` has passed.
+The scheduler (``temporal.py``, ``rounds.py``) never does I/O. The runtime turns the native dispatcher's reports into
+events, and hands the commands back to the dispatcher, which executes them in microseconds. The dispatcher writes leases
+into the grants pages. It gives GO when the predecessors of a lease have drained or its ``go_by_ns`` has passed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ FAR_NS = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """A vGPU was created, or restored from the journal: then ``book`` carries its old debt and bucket."""
+    """A vGPU was created, or restored from the journal; ``book`` then carries its old debt and bucket."""
 
     vgpu: VgpuIndex
     share: Share
@@ -56,7 +56,7 @@ class Runnable:
 
 @dataclass(frozen=True, slots=True)
 class Idle:
-    """No process of the vGPU wants a token any more (it died or gave up). What it holds ends with ``Drained``."""
+    """No process of the vGPU wants a token any more (it died or gave up). A held lease ends with ``Drained``."""
 
     vgpu: VgpuIndex
 
@@ -68,9 +68,9 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class LeaseStarted:
-    """GO was given at ``at_ns``: from here on the lease is usable, and charged. Reported for every lease that got GO,
-    also where a ``Withdraw`` crossed it on the way. ``taken_ns``: a standby lease before it was granted, it was in use
-    for so long already, which is charged as well."""
+    """The dispatcher gave GO at ``at_ns``: from here on the lease is usable, and charged. The dispatcher reports every
+    lease that got GO, also where a ``Withdraw`` crossed it on the way. ``taken_ns``: the vGPU had used a standby lease
+    for so long before it was granted; the scheduler charges that as well."""
 
     vgpu: VgpuIndex
     epoch: int
@@ -83,10 +83,10 @@ class Drained:
     """Everything submitted under ``epoch`` has finished on the GPU; nothing more will be submitted under it.
 
     ``idle_ns``: sum of observed idle gaps inside the lease (held − idle_ns = busy; unknown is busy: 0). ``wants``:
-    whether a process of the vGPU still wants a token; False is the early return of a vGPU that went idle. Final: an
-    epoch that has drained is over, with every older one of the vGPU, even if a new end for it was on its way. Also what
-    the runtime reports for a holder that died (``at_ns``: when its work was seen gone, which may be in the past; the
-    books settle there).
+    whether a process of the vGPU still wants a token; False is the early return of a vGPU that became idle. Final: an
+    epoch that has drained is over, with every older one of the vGPU, even if a new end for it was on its way. The
+    runtime also reports this for a holder that died. ``at_ns`` is then when its work was seen gone, which may be in the
+    past; the scheduler settles its account up to there.
     ``longest_kernel_ns``, ``handover_cost_ns``, ``used_ns``: as in ``Observed``; 0: nothing was learned.
     """
 
@@ -105,10 +105,10 @@ class Observed:
     """A mid-lease reading of a holder.
 
     ``idle_ns``: observed idle gaps since the lease began. ``longest_kernel_ns``: the longest of the learned lengths of
-    kernels launched lately. ``handover_cost_ns``: idle time that the first 8 ms of the lease before had more than the
-    rest of leases has, the price of a hand-over to this vGPU. ``drains_by_ns``: predicted completion of everything
-    submitted. 0: nothing was learned. ``used_ns``: GPU time used under the lease, as the hooks' meters count it; None:
-    they do not.
+    kernels launched lately. ``handover_cost_ns``: the price of a hand-over to this vGPU. It is the idle time that the
+    first 8 ms of the previous lease had beyond that of the rest of leases. ``drains_by_ns``: predicted completion of
+    everything submitted. 0: nothing was learned. ``used_ns``: GPU time used under the lease, as the hooks' meters count
+    it; None: they do not.
     """
 
     vgpu: VgpuIndex
@@ -122,8 +122,9 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured), its mean burst,
-    the part of the time in which it waited for the GPU, and the GPU time that all its launches so far take alone."""
+    """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured) and its mean
+    burst. ``waits_ppm``: the part of the time in which it waited for the GPU. ``work_ns``: the GPU time that all its
+    launches so far take alone."""
 
     vgpu: VgpuIndex
     demand_ppm: int
@@ -136,9 +137,10 @@ class Measured:
 class GangWindow:
     """When a member of a gang is to hold; see ``gangs.py``.
 
-    Inside [``start_ns``, ``end_ns``) it goes before others of its class. ``binding``: outside it stays uncalled.
-    ``urgent``: another member has not drained after its lease and may be waiting for this one, which goes now.
-    ``lapses_ns``: unless renewed before, neither holds from here on; that bounds every wait for another GPU's word.
+    Inside [``start_ns``, ``end_ns``) it precedes other vGPUs of its class. ``binding``: outside it stays uncalled.
+    ``urgent``: another member has not drained after its lease and may be waiting for this one, which runs now.
+    ``lapses_ns``: unless renewed before, ``binding`` and ``urgent`` end here. That bounds every wait for a message from
+    another GPU.
     """
 
     start_ns: int = 0
@@ -152,14 +154,14 @@ class GangWindow:
 
 @dataclass(frozen=True, slots=True)
 class GangCalled:
-    """What the vGPU's gang is called to. None: it is in no gang."""
+    """The vGPU's gang window has changed. None: it is in no gang."""
 
     vgpu: VgpuIndex
     gang_window: GangWindow | None
 
 
 Report = Runnable | Idle | LeaseStarted | Drained | Observed | Measured
-"""What the dispatcher saw."""
+"""A report of the dispatcher."""
 
 Event = Report | Added | Changed | Removed | GangCalled | Tick
 
@@ -172,18 +174,22 @@ class Lease:
     """One token: the right to submit on the vGPU's SM partition during [start, end).
 
     ``epoch`` grows by one per lease of a GPU. ``end_ns`` None: open-ended, revocable by ``Publish``-ing the same epoch
-    with an end. ``after``: (vgpu, epoch) pairs that must have drained before GO is given; a pair that is not live
-    (drained, withdrawn, its vGPU removed) counts as drained. GO comes when they have, at the latest at ``go_by_ns`` (no
-    wait is unbounded), and not before ``start_ns`` unless ``early``, or 0.7 ms before it once all of a not empty
-    ``after`` have drained: who held took no more work then, and nobody else is let in so late.
+    with an end. ``after``: (vgpu, epoch) pairs that must have drained before GO is given. A pair that is not live
+    (drained, withdrawn, its vGPU removed) counts as drained. GO comes when they have drained, at the latest at
+    ``go_by_ns`` (no wait is unbounded). It does not come before ``start_ns``, with two exceptions. One is ``early``.
+    The other is 0.7 ms before ``start_ns``, once all pairs of an ``after`` that is not empty have drained. Reason: so
+    late the previous holders take no more work, and no other vGPU gets a lease.
 
-    A lease is usable from GO on and keeps its length: GO at g moves ``end_ns`` by g − start_ns. Only one that has those
-    0.7 ms keeps its end. ``window_ns``: the most predicted GPU time the vGPU may have in flight while others wait.
+    A lease is usable from GO on and keeps its length: GO at g moves ``end_ns`` by g − start_ns. Only a lease that
+    starts in those 0.7 ms keeps its end. ``window_ns``: the most predicted GPU time the vGPU may have in flight while
+    others wait.
 
-    A ``standby`` lease is published while the vGPU is idle, and begins by itself: it has GO once the vGPU wants a
-    token, unless a lease of anybody is in force then, one that is not standing waits for GO, or another vGPU wants as
-    well: who goes first is for the scheduler to say. Once it went, no other lease has GO beside it, before its own
-    ``go_by_ns``, until it has been published again: the scheduler may have granted that one before it heard of this.
+    A ``standby`` lease is published while the vGPU is idle, and begins by itself. The dispatcher gives it GO once the
+    vGPU wants a token. In three cases it does not, and the scheduler decides which vGPU runs first: a lease of any vGPU
+    is in force, a lease that is not a standby lease waits for GO, or another vGPU wants a token as well. Once a standby
+    lease has started, another lease has GO beside it only at that other lease's ``go_by_ns``, until the standby lease
+    has been published again. Reason: the scheduler may have granted the other lease before it received the report of
+    this start.
     """
 
     vgpu: VgpuIndex
@@ -208,7 +214,7 @@ class Lease:
         return self if epoch == self.epoch else self._like(epoch, self.start_ns, self.end_ns)
 
     def _like(self, epoch: int, start_ns: int, end_ns: int | None) -> Lease:
-        """As ``replace`` makes it, in less than half the time: this is done twice for each lease."""
+        """As ``replace`` makes it, in less than half the time: the scheduler does this twice for each lease."""
         return Lease(
             vgpu=self.vgpu,
             epoch=epoch,
@@ -236,8 +242,8 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class Withdraw:
-    """Take back a published lease that has not started. If its GO was given a moment ago, it ends now and is reported
-    like any other (``LeaseStarted``, ``Drained``)."""
+    """Take back a published lease that has not started. If its GO was given a moment ago, it ends now. The dispatcher
+    then reports it like any other (``LeaseStarted``, ``Drained``)."""
 
     vgpu: VgpuIndex
     epoch: int
@@ -246,7 +252,7 @@ class Withdraw:
 @dataclass(frozen=True, slots=True)
 class Allow:
     """Under its open-ended lease ``epoch`` the vGPU may use ``allowance_ns`` of GPU time in all, and then waits for
-    more. None: as much as it can. Where that lease has not gone yet, what it used before does not count."""
+    more. None: as much as it can. Where that lease has not started yet, what the vGPU used before does not count."""
 
     vgpu: VgpuIndex
     epoch: int
@@ -256,17 +262,17 @@ class Allow:
 Command = Publish | Withdraw | Allow
 
 
-# --- what another GPU has to know ---------------------------------------------------------------------------------
+# --- sent to the servers of other GPUs ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class GangMemberStatus:
-    """Of one vGPU, for the other members of its gang.
+    """The status of one vGPU, for the other members of its gang.
 
     ``bound``: it wants a token or holds a finite lease, so the others' leases are to be at the time of its own.
-    ``start_ns``, ``end_ns``: of its oldest lease, or of the one that it will have as soon as its limit lets it (0, 0:
-    neither is known). ``late``: that has begun, and has not drained
-    long after its end. ``ready``: it could go if it were called; False: its limit or its debt keep it for a while.
+    ``start_ns``, ``end_ns``: of its oldest lease, or of the one that it will have as soon as its limit allows it (0, 0:
+    neither is known). ``late``: that lease has begun, and has not drained long after its end. ``ready``: it could run
+    if it were called; False: its limit or its debt keep it out for a while.
     """
 
     bound: bool = False
@@ -276,7 +282,7 @@ class GangMemberStatus:
     ready: bool = True
 
 
-# --- books ------------------------------------------------------------------------------------------------------
+# --- accounts ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +290,7 @@ class AccountState:
     """The journalled part of one vGPU's account. ``lag`` is r·(V − v) in ns: positive, the vGPU is owed time.
 
     ``light``, ``heavy_ns`` and ``stayed_ns`` are its kind: how much longer it is heavy at least, and how long it had
-    to be the last time (``kinds.py``)."""
+    to stay heavy the last time (``kinds.py``)."""
 
     lag_ns: int
     bucket_ns: int
@@ -297,12 +303,12 @@ class AccountState:
     stayed_ns: int = 0
 
     def refilled(self, limit_ppm: int, passed_ns: int) -> AccountState:
-        """The same when ``passed_ns`` have passed without a lease: the limit goes on filling the bucket. One that is on
-        the card for shorter stays than its debt lasts would else never run again."""
+        """The same when ``passed_ns`` have passed without a lease: the limit goes on filling the bucket. Reason: a vGPU
+        that is on the GPU for shorter stays than its debt lasts would otherwise never run again."""
         return replace(self, bucket_ns=self.bucket_ns + limit_ppm * passed_ns // PPM)
 
     def overrun(self, held_ns: int) -> AccountState:
-        """The same when a lease that it has no more kept the GPU for ``held_ns`` after its end."""
+        """The same when a lease that the vGPU no longer has kept the GPU for ``held_ns`` after its end."""
         return replace(
             self,
             lag_ns=self.lag_ns - held_ns,
@@ -314,7 +320,7 @@ class AccountState:
 
 
 class ServiceTotals(NamedTuple):
-    """What one vGPU has had of the GPU so far, and in how many leases."""
+    """The GPU time that one vGPU has had so far, and in how many leases."""
 
     held_ns: int
     busy_ns: int

@@ -57,9 +57,9 @@ class Policy:
     window_low_ns: int = 250 * MICROSECOND
     """The window below a higher class that exists on this GPU."""
     minimum_stay_handovers: int = 5
-    """An open-ended lease is not cut for its own class before it lasted this many hand-over costs."""
+    """A vGPU of the same class cuts no open-ended lease before it lasted this many hand-over costs."""
     standby: bool = True
-    """Idle vGPUs have standby leases: a request on a free GPU is answered without the scheduler."""
+    """Idle vGPUs have standby leases: on a free GPU a request starts without the scheduler."""
     grace_ns: int = 100 * MILLISECOND
     """The longest wait for a predecessor to drain."""
     allowance_ns: int = 10 * MILLISECOND
@@ -104,8 +104,8 @@ DEFAULT_POLICY = Policy()
 
 
 def with_period(policy: Policy, period_ns: int) -> Policy:
-    """``policy``, where one round of turns takes ``period_ns``, in either mode. A long one is not cut into shorter
-    turns; a short one is planned less far ahead, within the one before it."""
+    """``policy`` with rounds of ``period_ns``, in either mode. A long round is not cut into shorter leases; a short one
+    is planned less far ahead, within the one before it."""
     usual = DEFAULT_POLICY
     return replace(
         policy,

@@ -1,25 +1,25 @@
-"""Spatial mode: vGPUs whose SMs fit the card hold leases at the same time; where they do not fit, they take rounds.
+"""Spatial mode: vGPUs whose SMs fit the GPU hold leases at the same time; where they do not fit, they take rounds.
 
-Where Σ s over all that want is at most the card, or all of them burst (they run on all SMs, and are of one class),
-everybody has an open-ended lease (a finite one under a limit) and nobody ever waits. Otherwise time is cut into rounds
-of R; all leases end at the same boundaries, so that large partitions find their SMs free at once. With a guarantee r_i
-and a width s_i,
+All vGPUs fit where Σ s over those that want is at most the GPU. They also fit where all of them burst (they run on all
+SMs, and are of one class). Then each has an open-ended lease (a finite one under a limit), and none ever waits.
+Otherwise time is cut into rounds of R. All leases end at the same boundaries, so that large partitions find their SMs
+free at once. With a guarantee r_i and a width s_i,
 
     V advances with wall time, but is never less than the least v̂ (all are ahead: faster), nor more than the mean v̂,
     weighted with r, + 400 ms (all are behind: slower)           owed_i = r_i·(V − v̂_i)
 
     before each boundary, forecast for it:
-      late     who is predicted to drain after it keeps its SMs and is not chosen
-      forced   who waited for more than four rounds' worth of its guarantee, most owed first, while they fit
+      late     a vGPU that is predicted to drain after the boundary keeps its SMs and is not chosen
+      forced   vGPUs that waited for more than four rounds' worth of their guarantee, most owed first, while they fit
       chosen   the set with the greatest Σ s_i·(max(owed_i, −R) + R + 1 ns) that fits the rest: high ones first
-      beside late ones, whose kernels last beyond the boundary at which those have drained only goes if it would also
-               be chosen if nobody were late; nor does anybody begin early
+      beside   late vGPUs no other one begins a kernel early. A vGPU with kernels that last beyond the boundary at which
+               the late ones have drained is chosen only if it would also be chosen if none were late
     chosen and holding: the end moves one round; chosen and not holding: a lease for the next round is published;
-    everybody else stops at the boundary.  In between, what is free is filled, most owed first: by whose kernels fit the
-    rest of the round, and by who will be chosen for the next one anyway.
+    every other vGPU stops at the boundary. In between, free SMs are filled, most owed first: by vGPUs whose kernels fit
+    the rest of the round, and by those that will be chosen for the next one anyway.
 
     charge: v += held/r, but planned time no further than V + R/r (filler costs at most a round); overuse in full
-    credit: with kernels longer than R/2, at most R and two of them, where somebody with shorter ones competes
+    credit: with kernels longer than R/2, at most R and two of them, where a vGPU with shorter ones competes
 
 Source: MaxWeight scheduling (Tassiulas, Ephremides: Stability properties of constrained queueing systems, 1992) on owed
 SM-time. It serves every set of guarantees that can be packed at all.
@@ -39,7 +39,7 @@ from vgpu.packing.knapsack import Work, best_set
 from vgpu.share import CARD_MPERCENT, PPM, Priority
 
 ROUND_STEPS = 100_000
-"""The most work that the choice of one round may cost, about 10 ms; 255 vGPUs of a card's steps take a third of it."""
+"""The most work that the choice of one round may cost, about 10 ms; 255 vGPUs of a GPU's steps take a third of it."""
 
 
 class SpatialScheduler(SchedulerBase):
@@ -49,7 +49,7 @@ class SpatialScheduler(SchedulerBase):
         super().__init__(policy, first_epoch=first_epoch)
         self._clock_at_ns = 0
         self._boundary_ns: int | None = None
-        """The end of the present round; None while everybody fits."""
+        """The end of the present round; None while all vGPUs fit."""
 
     def next_deadline_ns(self) -> int | None:
         now_ns, policy = self._now_ns, self.policy
@@ -81,14 +81,15 @@ class SpatialScheduler(SchedulerBase):
                 if hold.lease.end_ns is None and (a.capped or self._boundary_ns is not None):
                     raise InvariantError(f"open-ended lease in a round or beside a limit: {hold.lease}")
             if a.waiting and self._boundary_ns is None:
-                raise InvariantError(f"vGPU {a.key} waits though everybody fits")
+                raise InvariantError(f"vGPU {a.key} waits though all vGPUs fit")
 
     @property
     def period_ns(self) -> int:
         return self.policy.round_ns
 
     def turns(self, company: Collection[VgpuIndex]) -> set[VgpuIndex]:
-        """Where all vGPUs fit the card together, none is in the way of another, and keeps its lease while it idles."""
+        """Empty where all vGPUs fit the GPU together: none is in the way of another, and each keeps its lease while
+        idle."""
         return set() if self._fit_together(self._accounts.values()) else set(company)
 
     # --- the guarantee clock
@@ -96,15 +97,15 @@ class SpatialScheduler(SchedulerBase):
     def clock(self, now_ns: int) -> int:
         if not self._competing:
             return self._clock
-        moment, times = self._moment, []  # as in _mean, which would charge each lease a second time
+        moment, times = self._moment, []  # as in _mean, which would compute the charge of each lease a second time
         for a in self._competing.values():
             time = a.time
             if a.holds:
                 time = self._time_at(a, now_ns)
                 moment += a.guarantee * (time - a.time)
             times.append(time)
-        # The mean, not the least: one that is hard to place must not hold back the clock of all others, and a round of
-        # a small guarantee is a long virtual time.
+        # The mean, not the least: a vGPU that is hard to place must not delay the clock of all others, and a round of a
+        # small guarantee is a long virtual time.
         latest = moment // self._weight + (self.policy.clock_lead_ns << FRACTION_BITS)
         return max(min(self._wall_clock(now_ns), latest), min(times))
 
@@ -144,24 +145,24 @@ class SpatialScheduler(SchedulerBase):
     def _owed(self, account: Account, at_ns: int, clock: int) -> int:
         return real(clock - self._time_at(account, at_ns), account.guarantee)
 
-    # --- who does not drain
+    # --- vGPUs that do not drain
 
     def _overdue(self, hold: ActiveLease, now_ns: int) -> bool:
-        """Its end has passed and it has not drained."""
+        """The lease's end has passed and it has not drained."""
         return hold.went_ns is not None and hold.lease.end_ns is not None and hold.lease.end_ns <= now_ns
 
     def _stuck(self, account: Account, now_ns: int) -> bool:
-        """All that it has is overdue. One that went under a lease that had just been withdrawn, and under another
-        since, is at work in the newer one, whose drain will be that of both."""
+        """All leases of the vGPU are overdue. Its withdrawn lease may have started all the same, and a newer one since.
+        The vGPU then computes under the newer one, whose drain will be that of both."""
         went = [h for h in account.holds.values() if h.went_ns is not None]
         return bool(went) and all(self._overdue(h, now_ns) for h in went)
 
     def _patience(self, account: Account) -> int:
-        """How long others wait for its drain: a round, more for known long kernels, never beyond the grace."""
+        """How long others wait for the vGPU to drain: a round, more for known long kernels, at most the grace."""
         return min(self.policy.grace_ns, max(self.policy.round_ns, 2 * account.longest_kernel_ns))
 
     def _patience_ends(self, account: Account) -> int:
-        """From when on an overdue vGPU holds no SMs against others: its process is stopped, or worse."""
+        """From when on an overdue vGPU keeps no SMs from others: its process may be stopped, or dead."""
         return max(h.lease.end_ns or 0 for h in account.holds.values()) + self._patience(account)
 
     # --- SMs
@@ -175,20 +176,20 @@ class SpatialScheduler(SchedulerBase):
         )
 
     def _in_force(self, at_ns: int) -> list[ActiveLease]:
-        """Leases under which work is submitted. One at whose tail others went takes no more."""
+        """Leases under which hooks submit work. A lease at whose tail others got GO takes no more."""
         went = [h for h in self._holds() if h.went_ns is not None]
         at_tail = {epoch for h in went for epoch in h.shadows}
         return [h for h in went if h.lease.epoch not in at_tail and (h.lease.end_ns is None or h.lease.end_ns > at_ns)]
 
     def _fits(self) -> bool:
-        """Whether everybody that wants, and everybody that has not drained, fits the card."""
+        """Whether all vGPUs that want, and all that have not drained, fit the GPU."""
         return self._fit_together(
             a for a in self._accounts.values() if (a.competing and a.wants) or (a.undrained and not a.penalised)
         )
 
     def _fit_together(self, accounts: Iterable[Account]) -> bool:
-        """By their widths; or because all of one class burst. Those run on all SMs: to keep some of them off the GPU
-        would leave SMs idle and give the others nothing that is theirs."""
+        """Whether they fit by their widths, or because all burst and are of one class. Those run on all SMs: to keep
+        some of them off the GPU would leave SMs idle and give the others nothing that is theirs."""
         accounts = list(accounts)
         if sum(a.width for a in accounts) <= CARD_MPERCENT:
             return True
@@ -199,13 +200,13 @@ class SpatialScheduler(SchedulerBase):
     def _went(self, hold: ActiveLease, planned_end_ns: int | None, now_ns: int) -> None:
         end = hold.lease.end_ns
         if end is not None and planned_end_ns is not None and end > planned_end_ns + self.policy.late_ns:
-            # Begun late, it still ends at the boundary, or the rounds would come apart.
+            # A lease that began late still ends at the boundary, or the rounds would diverge.
             nearest = max(planned_end_ns, now_ns + self.policy.decision_ns)
             if nearest < end:
                 self._revise(hold, now_ns, end_ns=nearest)
 
     def _matters(self, withdrawn: ActiveLease, account: Account) -> bool:
-        """If it went all the same, it has its SMs until it has drained: does this leave enough of them?"""
+        """If ``withdrawn`` started all the same, it has its SMs until it has drained. True if too few are left."""
         granted = sum(a.width for a in self._accounts.values() if a.holds and not a.penalised)
         return withdrawn.lease.vgpu == account.key or granted + account.width + withdrawn.sm_mpercent > CARD_MPERCENT
 
@@ -232,7 +233,7 @@ class SpatialScheduler(SchedulerBase):
             self._take_rounds(now_ns)
 
     def _let_run(self, account: Account, now_ns: int) -> None:
-        """Everybody fits: it may run now, for as long as its limit allows."""
+        """All vGPUs fit: this one may run now, for as long as its limit allows."""
         if not account.holds:
             self._publish(account, self._lease(account, now_ns, self._end_alone(account, now_ns)))
         for hold in account.holds.values():
@@ -251,7 +252,7 @@ class SpatialScheduler(SchedulerBase):
                 self._revise(hold, now_ns, end_ns=self._end_alone(account, end))
 
     def _end_alone(self, account: Account, at_ns: int) -> int | None:
-        """Where a lease at ``at_ns`` has to end although nobody needs its SMs: when its limit is used up."""
+        """Where a lease at ``at_ns`` has to end although no vGPU needs its SMs: when its limit is used up."""
         if not account.capped:
             return None
         return at_ns + max(account.bucket_at(at_ns) // PPM, self.policy.quantum_min_ns // 2)
@@ -283,9 +284,10 @@ class SpatialScheduler(SchedulerBase):
             self._plan(now_ns, boundary)
 
     def _limit_credit(self) -> None:
-        """Beside short kernels nobody is owed without bound what long ones keep it from using: each time that their
-        vGPU makes way for somebody, it drains at any time and its SMs idle until the boundary. Where the packing does
-        not leave that much, it would be owed ever more, and who has short kernels would get ever less of its own."""
+        """Bound what vGPUs with long kernels are owed, beside vGPUs with short ones. Each time that a vGPU with long
+        kernels makes way for another, it drains at any time, and its SMs idle until the boundary. Where the packing
+        does not leave that much time, it would be owed ever more. vGPUs with short kernels would get ever less of their
+        own share."""
         round_ns = self.policy.round_ns
         long = [a for a in self._competing.values() if 2 * a.longest_kernel_ns > round_ns]
         if len(long) == len(self._competing):
@@ -309,7 +311,7 @@ class SpatialScheduler(SchedulerBase):
                 self._revoke_for(a, now_ns, boundary)
 
     def _revoke_for(self, high: Account, now_ns: int, boundary: int) -> None:
-        """Take SMs back for ``high``: from the lowest class first, then from whoever is most ahead."""
+        """Take SMs back for ``high``: from the lowest class first, then from the vGPU that is most ahead."""
         clock = self.clock(now_ns)
         free = CARD_MPERCENT - self._occupied(now_ns)
         victims = [
@@ -340,7 +342,7 @@ class SpatialScheduler(SchedulerBase):
         self._publish(high, self._behind(lease, [(a.key, epoch) for a in revoked for epoch in a.holds]))
 
     def _behind(self, lease: Lease, after: list[tuple[VgpuIndex, int]]) -> Lease:
-        """The lease, waiting for ``after`` to drain, as long as is bearable."""
+        """The lease, waiting for ``after`` to drain, for a bounded time."""
         if not after:
             return lease
         patience = max(self._patience(self._accounts[key]) for key, _ in after)
@@ -352,10 +354,13 @@ class SpatialScheduler(SchedulerBase):
         return end_ns if limit is None else min(end_ns, limit)
 
     def _fill(self, now_ns: int, boundary: int) -> None:
-        """Give free SMs to whoever waits, until so long before the boundary that nothing hangs over: a gate starts a
-        kernel of which half fits. A narrow vGPU that came late once would else keep a wide one out round after round.
-        Who is to hold after the boundary anyway need not wait for it: a vGPU with kernels of three rounds drains at any
-        time, and would lose a quarter of its time, and others theirs to it, if it waited for each boundary.
+        """Give free SMs to vGPUs that wait. Their leases end so long before the boundary that no kernel lasts beyond
+        it: a gate starts a kernel of which half fits. Reason: a narrow vGPU that was late once would otherwise keep a
+        wide one out round after round.
+
+        A vGPU that will hold after the boundary anyway need not wait for it. Reason: a vGPU with kernels of three
+        rounds drains at any time. If it waited for each boundary, it would lose a quarter of its time, and others would
+        lose theirs to it.
         """
         left = boundary - now_ns
         if left < self.policy.fill_min_ns:
@@ -383,7 +388,7 @@ class SpatialScheduler(SchedulerBase):
     # --- the next round
 
     def _plan(self, now_ns: int, boundary: int) -> None:
-        """Choose who holds from ``boundary`` on and publish it; what was published for it before is revised."""
+        """Choose the holders from ``boundary`` on. Publish their leases; revise those published for it before."""
         chosen = self._choose(now_ns, boundary)
         end = boundary + self.policy.round_ns
         for a in self._accounts.values():
@@ -399,19 +404,19 @@ class SpatialScheduler(SchedulerBase):
         self._publish_starts(now_ns, boundary, chosen)
 
     def _revisable(self, hold: ActiveLease, now_ns: int) -> bool:
-        """Published, and neither a filler nor about to start. Also one for the present round that still waits for its
-        predecessors: it would hold up the next."""
+        """Whether the lease is published, and neither a filler nor about to start. True also for a lease of the present
+        round that still waits for its predecessors: it would delay the next round."""
         waits = any(epoch in self._accounts[key].holds for key, epoch in hold.lease.after if key in self._accounts)
         if hold.went_ns is not None or (hold.lease.early and not waits):
             return False
         return not hold.lease.start_ns - self.policy.round_guard_ns <= now_ns < hold.lease.start_ns
 
     def _ahead(self, hold: ActiveLease, boundary: int) -> bool:
-        """Published for the next round."""
+        """Whether the lease is published for the next round."""
         return hold.went_ns is None and hold.lease.start_ns >= boundary
 
     def _publish_starts(self, now_ns: int, boundary: int, chosen: list[Account]) -> None:
-        """Leases from the boundary on; each waits for as many of the leaving only as it needs SMs."""
+        """Publish leases from the boundary on. Each waits only for as many leaving vGPUs as it needs SMs of."""
         starting = [a for a in chosen if all(self._ahead(h, boundary) for h in a.holds.values())]
         present = [
             a
@@ -437,7 +442,7 @@ class SpatialScheduler(SchedulerBase):
                 self._publish(a, lease)
 
     def _late(self, account: Account, now_ns: int, boundary: int) -> bool:
-        """It will not have drained at the boundary, so it keeps its SMs and gets no lease."""
+        """Whether the vGPU will not have drained at the boundary: it then keeps its SMs and gets no lease."""
         return any(
             self._overdue(hold, now_ns)
             or (hold.went_ns is not None and hold.drains_by_ns > boundary + self.policy.late_ns)
@@ -445,10 +450,12 @@ class SpatialScheduler(SchedulerBase):
         )
 
     def _choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
-        """The set for the round that begins at ``boundary``, or ``early_ns`` before it. Late ones keep their SMs.
-        Beside them nobody begins a kernel early, nor one that lasts beyond the boundary at which the last of them has
-        drained, unless it would also be chosen if they had already: some with long kernels would else take turns at
-        being late, and a wide one that needs the SMs of all of them would never find them free together."""
+        """The set for the round that begins at ``boundary``, or ``early_ns`` before it. Late vGPUs keep their SMs.
+        Beside them no vGPU begins a kernel early, nor one that lasts beyond the boundary at which the last of them has
+        drained. Exception: the vGPU would also be chosen if they had already drained.
+
+        Reason: vGPUs with long kernels would otherwise be late one after the other. A wide vGPU that needs the SMs of
+        all of them would never find them free together."""
         revoked = {
             e for a in self._accounts.values() for h in a.holds.values() if h.lease.early for _, e in h.lease.after
         }
@@ -471,7 +478,7 @@ class SpatialScheduler(SchedulerBase):
         return self._best(candidates, boundary, capacity)
 
     def _best(self, candidates: list[Account], boundary: int, capacity: int) -> list[Account]:
-        """Of ``candidates``, who are owed most at ``boundary`` and fit ``capacity`` (millipercent) together."""
+        """Those of ``candidates`` that are owed most at ``boundary`` and fit ``capacity`` (millipercent) together."""
         policy = self.policy
         clock = self.clock(boundary)
         owed = {a.key: self._owed(a, boundary, clock) for a in candidates}

@@ -1,19 +1,19 @@
-"""Who competes for a GPU, and what each is owed: the clock, and who is counted in it.
+"""The vGPUs that compete for a GPU, and what each is owed: the clock V, and the vGPUs that count in it.
 
-A vGPU is in one of six states, told by its account:
+A vGPU is in one of six states, which its account shows:
 
-    idle        wants nothing, holds nothing; its virtual time stands still and never goes down (debt is kept)
+    idle        wants nothing, holds nothing; its virtual time does not advance and never goes down (debt is kept)
     waiting     wants a token and may get one at once
     holding     has a lease that has not drained
     throttled   wants, but its limit bucket is below its fill line; keeps its credit until the bucket is refilled, and
                 the others' progress pays its debt
-    penalised   wants, but is deep in debt (a holder that overran the others' patience): comes back when the others'
-                virtual time has caught up with its own, so that its debt distorts nobody else's place
-    uncalled    wants, but its gang is not called (``gangs.py``): placed like one that wakes once it is
+    penalised   wants, but is deep in debt (a holder that overran the others' patience); comes back when the others'
+                virtual time has caught up with its own, so that its debt distorts no other vGPU's place
+    uncalled    wants, but its gang is not called (``gangs.py``); once called, it is placed like one that was idle
 
-Waiting and holding vGPUs are the competition: the scheduler's clock V and weight W are taken over them alone.
-Every reading of V charges what is held up to now first: a newcomer placed on stale books would get all the time that
-the holder had alone.
+Waiting and holding vGPUs are the competition: the scheduler takes its clock V and its weight W over them alone.
+Every reading of V charges held leases up to now first. Reason: a newcomer placed on stale accounts would get all the
+time that the holder had alone.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ LATE_DOUBLINGS = 6
 
 
 class InvariantError(AssertionError):
-    """The scheduler's own books contradict each other: a bug here, never a vGPU's fault."""
+    """The scheduler's own accounts contradict each other: a bug here, never a vGPU's fault."""
 
 
 class RunQueue(ABC):
-    """Accounts, the clock over those that compete, and how a vGPU comes into the competition and leaves it."""
+    """Accounts, the clock over those that compete, and how a vGPU enters and leaves the competition."""
 
     def __init__(self, policy: Policy) -> None:
         self.policy = policy
         self._accounts: dict[VgpuIndex, Account] = {}
         self._capped: dict[VgpuIndex, Account] = {}
         self._members: dict[VgpuIndex, Account] = {}
-        """Those that a gang binds, or did."""
+        """Those with a gang window, in force or lapsed."""
         self._competing: dict[VgpuIndex, Account] = {}
         self._holding: dict[VgpuIndex, Account] = {}
-        """Those with a lease that was granted and is not over."""
+        """Those with a granted lease that is not over."""
         self._penalised: dict[VgpuIndex, Account] = {}
         self._resting: dict[VgpuIndex, Account] = {}
         """Those that want nothing, or have a standby lease still."""
         self._company: dict[VgpuIndex, Account] = {}
-        """Those that want or hold, whatever keeps them out."""
+        """Those that want or hold, also while they do not compete."""
         self._weight = 0
         """W = Σ r over the competition …"""
         self._moment = 0
-        """… and Σ r·v, without what is held and not yet charged. Both are kept up to date, since each event asks for
+        """… and Σ r·v, without held time that is not charged yet. Both are kept up to date. Reason: each event needs
         them several times, and there may be hundreds of vGPUs."""
         self._classes: set[Priority] = set()
         """All that vGPUs have now …"""
@@ -63,10 +63,10 @@ class RunQueue(ABC):
         """… and the highest of them."""
         self._now_ns = 0
         self._clock = 0
-        """V when last read over a competition that was not empty."""
+        """V as last computed over a competition that was not empty."""
 
     def check(self) -> None:
-        """Raise ``InvariantError`` where the books contradict each other."""
+        """Raise ``InvariantError`` where the accounts contradict each other."""
         for name, counted in self._counted().items():
             if (noted := getattr(self, name)) != counted:
                 raise InvariantError(f"{name} is noted as {noted}, and counted as {counted}")
@@ -78,7 +78,7 @@ class RunQueue(ABC):
             if a.uncalled and (a.gang_window is None or a.holds):
                 raise InvariantError(f"vGPU {a.key} is uncalled though nothing binds it, or it holds")
             if a.wants and not (a.competing or a.throttled or a.penalised or a.uncalled):
-                raise InvariantError(f"vGPU {a.key} wants a token and nobody counts it")
+                raise InvariantError(f"vGPU {a.key} wants a token, and is neither competing nor kept out")
             if a.standby is not None and (a.holds or a.throttled or a.penalised or a.uncalled):
                 raise InvariantError(f"vGPU {a.key} has a standby lease and holds, or may not hold")
             if a.throttled and not a.capped:
@@ -87,7 +87,7 @@ class RunQueue(ABC):
                 raise InvariantError(f"vGPU {a.key} is throttled though it wants nothing")
 
     def _counted(self) -> dict[str, object]:
-        """What is noted beside the accounts, so that no event has to look at all of them: counted anew, by name."""
+        """Values kept beside the accounts, so that no event has to read them all: computed anew, by name."""
         accounts = self._accounts.values()
         classes = {a.share.priority for a in accounts}
         return {
@@ -112,10 +112,10 @@ class RunQueue(ABC):
 
     @abstractmethod
     def _quantum(self, account: Account) -> int:
-        """q: real length of a regular token of ``account`` in the present company."""
+        """q: real length of a regular token of ``account`` in the present competition."""
 
     def _mean(self, now_ns: int, but: Collection[Account] = ()) -> tuple[int, int]:
-        """V = Σ r·v̂ / W, and W, over the competition without ``but``. Where that is empty, V is what it was last."""
+        """V = Σ r·v̂ / W, and W, over the competition without ``but``. Where that is empty, V keeps its last value."""
         weight, moment = self._weight, self._moment
         for a in self._holding.values():
             if a.competing:
@@ -127,7 +127,7 @@ class RunQueue(ABC):
         return (moment // weight if weight else self._clock), weight
 
     def _time_at(self, account: Account, now_ns: int) -> int:
-        """v̂: virtual time with everything that is held charged up to now."""
+        """v̂: virtual time with all leases charged up to now."""
         return account.time_at(now_ns)
 
     def _settle(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
@@ -152,7 +152,7 @@ class RunQueue(ABC):
     # --- membership
 
     def _sort_in(self, account: Account) -> None:
-        """Note what only some have, so that events cost the others nothing."""
+        """Index the account by what only some have, so that events cost the others nothing."""
         for some, one_of_them in ((self._capped, account.capped), (self._members, account.gang_window is not None)):
             if one_of_them:
                 some[account.key] = account
@@ -170,7 +170,7 @@ class RunQueue(ABC):
         return max(policy.quantum_min_ns, policy.period_ns * account.share.limit_ppm // PPM)
 
     def _full(self, account: Account) -> int:
-        """What the bucket is clamped to, with what is held charged."""
+        """The most that the bucket may hold after its leases are charged."""
         full = 2 * self._fill_line(account)
         if account.wants:
             full = max(full, self.policy.wait_bucket_ns * account.share.limit_ppm // PPM)
@@ -185,7 +185,7 @@ class RunQueue(ABC):
         return account.bucket_at_ns + -(-missing // max(1, account.share.limit_ppm))
 
     def _refill(self, now_ns: int) -> None:
-        """Nobody asks for the bucket of one without a limit: that is brought up to date at its own events."""
+        """Refill the buckets of vGPUs with a limit. The bucket of another is brought up to date at its own events."""
         for a in self._capped.values():
             self._refill_one(a, now_ns)
 
@@ -195,12 +195,12 @@ class RunQueue(ABC):
             self._release(account, now_ns)
 
     def _keep_clock(self, now_ns: int) -> int:
-        """Note V, for when nobody competes."""
+        """Store V, for when no vGPU competes."""
         self._clock = self.clock(now_ns)
         return self._clock
 
     def _compete(self, account: Account) -> None:
-        """It is counted, with the time that it has."""
+        """Count the account in V and W, with its present virtual time."""
         if not account.competing:
             account.competing = True
             self._competing[account.key] = account
@@ -229,7 +229,7 @@ class RunQueue(ABC):
         account.shift_to(time)
 
     def _note_wish(self, account: Account) -> None:
-        """It began or ceased to want, or its standby lease came or went."""
+        """The vGPU began or ceased to want, or got or lost its standby lease."""
         if account.standby is not None or not account.wants:
             self._resting[account.key] = account
         else:
@@ -250,7 +250,7 @@ class RunQueue(ABC):
             self._company.pop(account.key, None)
 
     def _place(self, account: Account, now_ns: int) -> None:
-        """It wakes: at most the idle credit ahead of V, and never younger than it was, so debts survive a sleep."""
+        """The vGPU wants again. Its v is at most the idle credit behind V, and never decreases: idling keeps debts."""
         clock = self._keep_clock(now_ns)
         quantum = self._quantum(account)
         credit = max(self._idle_credit(account), account.restored_ns)
@@ -263,17 +263,21 @@ class RunQueue(ABC):
         return min(self.policy.idle_credit_ns, 2 * self._quantum(account))
 
     def _throttle(self, account: Account, now_ns: int) -> None:
-        """Out of the competition. The lag that is kept is its distance to the others: to a V that counts the vGPU
-        itself, every throttling would forgive a part of its debt. What its own limit kept it from using nobody owes it:
-        beside a small guarantee that takes the rest, its lag would grow for ever, and drag V away from everybody. What
-        it owes they have meanwhile: one that waited for its bucket first, and then for them, would have 8 % of 10."""
+        """Take the vGPU out of the competition. It keeps its lag against V of the *other* vGPUs. Reason: against a V
+        that counts the vGPU itself, every throttling would forgive a part of its debt.
+
+        The others do not owe it what its own limit kept it from using. Reason: beside a vGPU with a small guarantee
+        that takes the rest, its lag would grow for ever, and draw V apart from all others. The others' progress pays
+        its debt meanwhile. Reason: a vGPU that waited for its bucket first, and then for the others, would have 8 % of
+        10.
+        """
         self._leave(account, now_ns)
         lag = self._lag(account, self.clock(now_ns), now_ns)
         account.kept_lag_ns = min(lag, self._idle_credit(account))
 
     def _release(self, account: Account, now_ns: int) -> None:
-        """The bucket is refilled: back into the competition, with the credit that it left with, or what is left of its
-        debt."""
+        """The bucket is refilled. The vGPU enters the competition again, with the credit that it left with, or the rest
+        of its debt."""
         self._rejoin(account, now_ns)
         self._enter(account, now_ns)
 
@@ -287,7 +291,7 @@ class RunQueue(ABC):
         self._set_penalised(account, True)
 
     def _lift_penalties(self, now_ns: int) -> None:
-        """Let back in whoever's debt the others' progress has paid, or the least indebted when nobody else competes."""
+        """Let back in vGPUs whose debt the others' progress has paid; if none competes, the least indebted one."""
         penalised = [a for a in self._penalised.values() if not a.holds]
         if not penalised:
             return
@@ -301,14 +305,14 @@ class RunQueue(ABC):
             self._compete(a)
 
     def _penalty_ends_ns(self, now_ns: int) -> int | None:
-        """When the first penalised vGPU is let back in, if the competition goes on as it does now."""
+        """When the first penalised vGPU comes back, if the competition goes on as it does now."""
         debts = [a.time for a in self._penalised.values() if not a.holds]
         if not debts:
             return None
         return now_ns + max(1, real(min(debts) - self.clock(now_ns), self._weight))
 
     def _gang_window(self, now_ns: int) -> None:
-        """Seat those that wait and are called; take from the competition those that wait and are not."""
+        """Enqueue members that wait and are called; take out of the competition those that wait and are not."""
         for a in self._members.values():
             if a.gang_window is not None and now_ns >= a.gang_window.lapses_ns:
                 a.gang_window = replace(a.gang_window, binding=False, urgent=False)
@@ -340,45 +344,46 @@ class RunQueue(ABC):
         return min((at for at in due if at > now_ns), default=None)
 
     def _called(self, account: Account, at_ns: int) -> bool:
-        """Its gang will be at work at ``at_ns``, as far as is known. Less than ``fill_min_ns`` before it is called is
-        not worth a lease of anybody else, so that counts as well."""
+        """Whether its gang will run at ``at_ns``, as far as is known. The last ``fill_min_ns`` before the call count as
+        well: they are not worth a lease of another vGPU."""
         gang_window = account.gang_window
         return gang_window is not None and gang_window.start_ns - self.policy.fill_min_ns <= at_ns < gang_window.end_ns
 
     def _urgent(self, account: Account) -> bool:
-        """Another member may be waiting for it, past its own lease. What that one holds meanwhile costs everybody more
-        than the short turn that ends it: neither limit nor debt, which are charged all the same, stand in its way."""
+        """Whether another member may be waiting for this one, past its own lease. The time that the other one holds
+        meanwhile costs all vGPUs more than the short lease that ends the wait. So neither limit nor debt prevents that
+        lease; it is charged all the same."""
         if account.gang_window is None or not account.wants or account.undrained:
             return False
         overdue_ns = self._overdue_ns(account)
         return account.gang_window.urgent or (overdue_ns is not None and self._now_ns >= overdue_ns)
 
     def _late_ns(self, account: Account) -> int:
-        """So long after its end a lease is late. With each urgent turn in a row twice as long: a kernel that is longer
-        than that would else call another member's, which would call its next one, and neither could be stopped."""
+        """So long after its end a lease is late. Each urgent lease in a row doubles that. Reason: a longer kernel would
+        otherwise call another member's, which would call the next one here, and neither could be stopped."""
         return self.policy.gang_late_ns << min(account.urgent_turns, LATE_DOUBLINGS)
 
     def _overdue_ns(self, account: Account) -> int | None:
-        """When limit or debt have kept it out for so long, without a word of others, that one of them may be waiting.
-        What that one holds meanwhile keeps it out in turn, several times as long: without this, each would wait longer
-        for the other than the time before."""
+        """When limit or debt have kept the vGPU out for so long, without a message of other members, that one of them
+        may be waiting. The time that the waiting member holds meanwhile keeps that member out later, several times as
+        long. Without this rule, each would wait longer for the other than the time before."""
         kept_out = account.throttled or account.penalised
         if account.gang_window is None or account.waiting_since_ns is None or not kept_out:
             return None
         return max(account.waiting_since_ns + self.policy.gang_lapse_ns, account.gang_window.lapses_ns)
 
     def _admitted(self, account: Account, at_ns: int) -> bool:
-        """Whether its gang lets it compete. Where nobody else wants, a vGPU without a limit takes nothing from anyone,
-        and what it does too early it does not have to do later. One with a limit would use that up."""
+        """Whether its gang lets the vGPU compete. Where no other vGPU wants, one without a limit takes nothing from
+        others, and does not have to do later what it does too early. One with a limit would use its limit up."""
         gang_window = account.gang_window
         if gang_window is None or not gang_window.binding or self._urgent(account) or self._called(account, at_ns):
             return True
         return not account.capped and not any(a is not account for a in self._company.values())
 
     def outlook(self, vgpu: VgpuIndex) -> GangMemberStatus:
-        """What the other members of its gang have to know of ``vgpu``, as of the last event."""
+        """The status of ``vgpu`` for the other members of its gang, as of the last event."""
         account = self._accounts[vgpu]
-        # An urgent turn, for which a penalised vGPU may hold as well, does not make it ready.
+        # An urgent lease, which a penalised vGPU may hold as well, does not make it ready.
         ready = not account.penalised and (
             bool(account.holds)
             or not (account.throttled or self._overserved(account) or self._other_gang_active(account))
@@ -387,28 +392,29 @@ class RunQueue(ABC):
         if oldest is None:
             return GangMemberStatus(account.wants, *self._announced(account), ready=ready)
         lease = oldest.lease
-        if lease.end_ns is None:  # nobody else wants this GPU, so others need not keep step with it
+        if lease.end_ns is None:  # no other vGPU wants this GPU, so members need not keep step with it
             return GangMemberStatus(ready=ready)
         late = oldest.went_ns is not None and self._now_ns >= lease.end_ns + self._late_ns(account)
         return GangMemberStatus(True, lease.start_ns, lease.end_ns, late, ready)
 
     def _announced(self, account: Account) -> tuple[int, int]:
-        """When a throttled vGPU will hold: once its bucket is full, where nobody competes with it. Its followers are
-        called for that time, since those who hold there need notice. It does not depend on what followers say: they go
-        by it, and the two would chase each other."""
+        """When a throttled vGPU will hold: once its bucket is full, where no vGPU competes with it. Its followers are
+        called for that time, since holders on their GPUs need notice. The forecast does not depend on the followers'
+        status. Reason: followers depend on the forecast, and the two would chase each other."""
         if account.gang_window is None or not account.throttled or self._competing:
             return 0, 0
         start_ns = self._refill_due(account)
         return start_ns, start_ns + self._fill_line(account)
 
     def _other_gang_active(self, account: Account) -> bool:
-        """Whether a gang with another leader is at work. Two leaders know nothing of each other: without this word they
+        """Whether a gang with another leader runs now. Two leaders know nothing of each other. Without this status they
         would call for the same time again and again, and one gang would find its GPUs taken every time."""
         return self._turn_ends(account, self._now_ns) is not None
 
     def _turn_ends(self, account: Account, now_ns: int) -> int | None:
-        """When whoever outdoes ``account`` has had its turn, if it goes on: two tokens of ``account`` further than that
-        is. Its leader, where nobody else wants that one's GPU, may hold as long as its limit lets it."""
+        """When the member of another gang that keeps ``account`` out has held for long enough, if it goes on holding:
+        two tokens of ``account`` ahead of it. Reason for a bound: where no other vGPU wants the GPU of that member's
+        leader, the leader may hold as long as its limit allows."""
         if account.gang_window is None:
             return None
         end = account.time + virtual(2 * self._quantum(account), account.guarantee)
@@ -424,14 +430,14 @@ class RunQueue(ABC):
         return max((now_ns + left_ns for left_ns in left if left_ns > 0), default=None)
 
     def _overserved(self, account: Account) -> bool:
-        """Whether it has had so much more than its share that it does not go even if it is called."""
+        """Whether the vGPU has had so much more than its share that it does not run even if it is called."""
         if len(self._competing) == account.competing:
             return False
         now_ns = self._now_ns
         return self._lag(account, self.clock(now_ns), now_ns) < -self._quantum(account)
 
     def _enter(self, account: Account, now_ns: int) -> None:
-        """Into the competition, unless its debt would distort everybody else's place there."""
+        """Enter the competition, unless the vGPU's debt would distort the others' places there."""
         if self._deep_in_debt(account, now_ns):
             self._penalise(account, now_ns)
         else:
@@ -439,7 +445,7 @@ class RunQueue(ABC):
 
     @abstractmethod
     def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
-        """Whether it has to wait outside until the others have caught up."""
+        """Whether the vGPU has to wait outside the competition until the others have caught up."""
 
     def _stop_wanting(self, account: Account, now_ns: int) -> None:
         account.wants = account.uncalled = False
@@ -452,7 +458,7 @@ class RunQueue(ABC):
             self._leave(account, now_ns)
 
     def _enqueue(self, account: Account, now_ns: int) -> None:
-        """It wants a token and holds nothing: throttled, penalised, or waiting."""
+        """The vGPU wants a token and holds nothing: make it throttled, penalised, or waiting."""
         if account.holds or account.throttled:
             return
         self._set_penalised(account, False)
@@ -463,7 +469,7 @@ class RunQueue(ABC):
 
     def _grid(self, account: Account, time: int) -> int:
         """The deadline of ``account`` at virtual ``time``: advanced by whole quanta until at least half a shortest
-        token fits before it. Deadlines that stay on the grid make up for a token that stopped a little short or long.
+        token fits before it. Deadlines that stay on the grid compensate a token that ended a little early or late.
         """
         quantum = virtual(self._quantum(account), account.guarantee)
         missing = time + virtual(self._quantum_min(account) // 2, account.guarantee) - account.deadline

@@ -1,22 +1,24 @@
 """Shared leases: light vGPUs hold open-ended leases at the same time, and the GPU's own time slicing runs them.
 
-A light vGPU (``kinds.py``) needs the GPU for a part of its time, and in turns it would get a part of its *host's* time.
-So it holds a shared lease beside others, and is charged for the GPU time that it uses. vGPUs that may not share take
-turns with each other, beside the sharers.
+A light vGPU (``kinds.py``) needs the GPU for a part of its time. Taking turns, it would get a part of its *host's*
+time. So it holds a shared lease beside others, and is charged for the GPU time that it uses. vGPUs that may not share
+take turns with each other, beside the sharers.
 
 Time slicing knows no shares. Two remedies hold back sharers, and only while another vGPU is short:
 
-``Relief``: a sharer is *short* when it waits for the GPU half of the time or more, and got less than its guarantee,
-less a tenth of the time that was looked at. Then the sharer that is most ahead of its guarantee is *curbed*: the
-scheduler allows it its guarantee, as if that was its limit, until no sharer is short. Where the short ones gain less
-than half of what the curbed one gives up, curbing does not help, and pauses for 1, 2, 4 … 60 s.
+``Relief``: a sharer is *short* when two conditions hold. It waits for the GPU half of the time or more, and it got less
+than its guarantee minus a tenth of the window. Then the sharer that is most ahead of its guarantee is *curbed*: the
+scheduler allows it its guarantee, as if that was its limit, until no sharer is short. Curbing does not help where the
+short ones gain less than half of what the curbed one gives up. It then pauses for 1, 2, 4 … 60 s.
 
-``Guard``: the vGPUs that take turns are *owed* what their work together fell short of 93 % of their guarantees, of
-those that wanted the GPU all the time. (How they divide it is the matter of turns. A trainer whose host is late now and
-then fills less than its turns: what it does alone in such a turn is due.) From OWED_NS on, and until nothing is owed,
-each sharer that costs more than its guarantee is curbed. A sharer *costs* what it uses, and its part of the switches
-between contexts: all the time that turns did not get. Where guarantees add up to 100 % at most and turns are short, a
-sharer costs more than its guarantee. So curbing has a sharer to curb.
+``Guard``: the vGPUs that take turns are *owed* what their work together fell short of 93 % of their guarantees. Only
+those count that wanted the GPU all the time. ``eevdf.py`` divides the time among them. A trainer whose host is late now
+and then does not fill its leases: what it computes alone in such a lease is due. From OWED_NS on, and until nothing is
+owed, each sharer that costs more than its guarantee is curbed.
+
+A sharer *costs* what it uses, and its part of the switches between contexts: all the time that vGPUs in turns did not
+get. Where guarantees add up to 100 % at most and those vGPUs are short, a sharer costs more than its guarantee. So
+there is a sharer to curb.
 
 Source: Start-time fair queueing with depth D (Jin, Chase, Kaur: Interposed proportional sharing for a storage service
 utility, 2004) delays the one that is ahead in used time ÷ share; here it is delayed only while another one is short.
@@ -42,17 +44,18 @@ PAUSE_LEAST_NS = SECOND
 PAUSE_MOST_NS = 60 * SECOND
 OWED_NS = 20 * MILLISECOND
 LENIENCE_PPM = 70_000
-"""Switches between contexts may cost turns so much of what is due: requests that are put off until later cost as much.
+"""Switches between contexts may cost vGPUs in turns so much of what is due: requests that are put off cost as much.
 Three streams of 60 requests/s beside a trainer leave it 67 % (measured on an H100), where 70 are guaranteed."""
 OWED_MOST_NS = 200 * MILLISECOND
-"""Of what time slicing took from turns before, no more is made good."""
+"""The most that the guard makes good of what time slicing took from vGPUs in turns before."""
 COST_MOST = 4
 """A sharer's switches cost at most so many times what it uses, with that."""
 
 
 def sharers(company: Collection[Account]) -> list[Account]:
-    """Those of all vGPUs that want or hold the GPU that may hold shared leases now. Light ones of one class, beside
-    others of that class or a lower one; none is in a gang, or may not be beside another (``Share.shareable``)."""
+    """Those of ``company`` (all vGPUs that want or hold the GPU) that may hold shared leases now. They are light and of
+    one class, beside others of that class or a lower one. None of all is in a gang, or refuses to share
+    (``Share.shareable``)."""
     light = [a for a in company if a.kind.light and a.share.shareable and a.gang_window is None and not a.penalised]
     if not 0 < len(light) <= MOST_TOGETHER or len(company) < 2:
         return []
@@ -88,8 +91,8 @@ class Relief:
         self._since_ns = now_ns
         self._marks = {a.key: a.busy_at(now_ns) for a in accounts}
 
-    def look(self, accounts: Collection[Account], now_ns: int) -> None:
-        """At each tick. Once a window is over it is judged: of those that were there all the time."""
+    def update(self, accounts: Collection[Account], now_ns: int) -> None:
+        """Called at each decision. Judges a window once it is over, by the vGPUs that shared all the time."""
         passed_ns = now_ns - self._since_ns
         if passed_ns < WINDOW_NS:
             return
@@ -135,13 +138,14 @@ class Guard:
         self._marks: dict[VgpuIndex, tuple[int, int]] = {}
         """Work and use of each, when the window began."""
         self._wanted: set[VgpuIndex] = set()
-        """Those that take turns, and have wanted the GPU at each look since."""
+        """Those that take turns, and have wanted the GPU at each update since."""
         self._owed_ns = 0
         self._cost_ppm = PPM
         """What sharers cost ÷ what they use."""
 
-    def look(self, sharing: Collection[Account], turns: Collection[Account], now_ns: int) -> None:
-        """At each tick: ``sharing`` hold shared leases, and ``turns`` are the others that want or hold the GPU."""
+    def update(self, sharing: Collection[Account], turns: Collection[Account], now_ns: int) -> None:
+        """Called at each decision. ``sharing`` hold shared leases; ``turns`` are the others that want or hold the
+        GPU."""
         self._wanted &= {a.key for a in turns if a.wants}
         passed_ns = now_ns - self._since_ns
         if passed_ns < WINDOW_NS:

@@ -1,19 +1,19 @@
 """Temporal mode: light vGPUs side by side (``sharing.py``), and all others in turns, one holder at a time.
 ``eevdf.py`` chooses the next holder, and for how long.
 
-While vGPUs take turns, at most two leases matter: ``current``, which is held or will be at once, and ``next``,
-published ahead while current runs, so that the dispatcher hands over without asking. A decision about next may be
-revised until just before its start; the forecast behind it charges the holder to its end.
+While vGPUs take turns, at most two leases matter. ``current`` is held or will be at once. ``next`` is published ahead
+while current runs, so that the dispatcher hands over without a request to the scheduler. The scheduler may revise next
+until just before its start; the forecast behind it charges the holder to its end.
 
     the GPU is free       grant the best; open-ended where it is alone. With a limit it is allowed GPU time in parts
-    holder open-ended     gets an end as soon as somebody else waits
+    holder open-ended     gets an end as soon as another vGPU waits
     holder finite         the best at its end: the holder itself → a later end; another → next
     higher class waits    the holder's end moves to the nearest time possible
-    gang is called        (``gangs.py``) leases of others end where it begins; it goes first in its class until it ends,
-                          unless it is more than a token ahead of its share
+    gang is called        (``gangs.py``) leases of others end where the call begins. The called member precedes its
+                          class until the call ends, unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is penalised meanwhile
     a vGPU may share      it holds an open-ended lease at once, beside current and next; these are of the others
-    it may no more        its shared lease gets an end. It is current if no other is, and turns go on from there
+    it may no longer      its shared lease gets an end. It is current if no other is, and turns go on from there
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class TemporalScheduler(Eevdf):
         if current is not None and current.went_ns is not None and self._next is None:
             end = current.lease.end_ns
             if end is not None:
-                looks = self._looks(self._accounts[current.lease.vgpu])
-                due += [end - before_ns for before_ns in looks if end - before_ns > now_ns]
+                lookaheads = self._lookaheads(self._accounts[current.lease.vgpu])
+                due += [end - before_ns for before_ns in lookaheads if end - before_ns > now_ns]
         return min(due, default=None)
 
     def check(self) -> None:
@@ -65,7 +65,7 @@ class TemporalScheduler(Eevdf):
         current, following = self._current, self._next
         self._check_shared()
         if following is not None and current is None:
-            raise InvariantError("a next lease is published and nobody holds")
+            raise InvariantError("a next lease is published and no vGPU holds")
         for holder in self._holding.values():
             if any(hold.shared for hold in holder.holds.values()) and holder.key not in self._shared:
                 raise InvariantError(f"vGPU {holder.key} holds a shared lease, and takes turns")
@@ -79,14 +79,14 @@ class TemporalScheduler(Eevdf):
                 if account.always_ends or (account.capped and account.allowance_at_ns is None):
                     raise InvariantError(f"open-ended lease without an allowance for a vGPU with a limit: {hold.lease}")
                 if any(a.waiting for a in self._accounts.values()):
-                    raise InvariantError(f"somebody waits beside the open-ended {hold.lease}")
+                    raise InvariantError(f"a vGPU waits beside the open-ended {hold.lease}")
         if current is not None and following is not None:
             if following.went_ns is not None or current.went_ns is None:
                 raise InvariantError("a next lease is published for a lease that has not begun, or has itself begun")
             if current.lease.end_ns is None or following.lease.start_ns < current.lease.end_ns:
                 raise InvariantError(f"{following.lease} starts before {current.lease} ends")
         if current is None and any(a.waiting for a in self._accounts.values()):
-            raise InvariantError("somebody waits and nobody holds")
+            raise InvariantError("a vGPU waits and none holds")
 
     def _check_shared(self) -> None:
         sharing = {a.key for a in sharers(self._company.values())}
@@ -104,28 +104,29 @@ class TemporalScheduler(Eevdf):
         if any(self._accounts[key].waiting for key in sharing):
             raise InvariantError("a vGPU waits that may share")
 
-    # --- how long one waits, and looks ahead
+    # --- how long others wait, and when to decide
 
     def _patience(self, account: Account) -> int:
-        """How long others wait for its drain: a token's length, more for known long kernels, never beyond the grace.
-        A gang's member that does not drain waits for another one, which the wait of others may be keeping away."""
+        """How long others wait for the vGPU to drain: a token's length, more for known long kernels, at most the grace.
+        A member of a gang that does not drain waits for another member, which this wait may keep from running."""
         if account.gang_window is not None:
             return self.policy.quantum_min_ns
         patience = max(self._quantum(account), 2 * account.longest_kernel_ns)
         return min(self.policy.grace_ns, patience + len(self._shared) * self.policy.slice_ns)
 
     def _lookahead(self, holder: Account) -> int:
-        """How long before its end it is decided whether a holder goes on. A hook lets nothing more into a lease once
-        less than half of a kernel fits (``cython_ext/logic/gate.pxd``): an end that moves after that moves in vain. A
-        gang's kernels are as long as it waits for its members."""
+        """How long before its end the scheduler decides whether a holder goes on. A hook submits nothing more under a
+        lease once less than half of a kernel fits (``cython_ext/logic/gate.pxd``): to move the end after that has no
+        effect. A gang's kernels are as long as it waits for its members."""
         usual = self.policy.lookahead_ns
         if holder.gang_window is not None:
             return usual
         return max(usual, holder.longest_kernel_ns // 2 + self.policy.guard_ns)
 
-    def _looks(self, holder: Account) -> list[int]:
-        """How long before its end a holder's successor is looked for. Who holds on a follower's GPU needs a window's
-        time to give way: were a leader's lease published as late as others, a short one would be over by then."""
+    def _lookaheads(self, holder: Account) -> list[int]:
+        """How long before its end the scheduler chooses a holder's successor. The holder on a follower's GPU needs a
+        window's time to drain. If a leader's lease were published as late as others, a short one would be over by
+        then."""
         lookahead = self._lookahead(holder)
         if not any(a.waiting and self._leads(a) for a in self._members.values()):
             return [lookahead]
@@ -134,7 +135,7 @@ class TemporalScheduler(Eevdf):
     # --- limits under open-ended leases
 
     def _open_ended(self) -> list[tuple[Account, ActiveLease]]:
-        """Who holds without an end, and what."""
+        """The accounts that hold open-ended leases, each with its lease."""
         found = [(self._accounts[key], hold) for key, hold in self._shared.items()]
         current = self._current
         if current is not None and current.lease.end_ns is None:
@@ -142,14 +143,14 @@ class TemporalScheduler(Eevdf):
         return found
 
     def _curbed_ppm(self, account: Account) -> int:
-        """What it may use of the time because others are short."""
+        """The part of the time that ``account`` may use because others are short."""
         if account.key not in self._shared:
             return PPM
         relieved = account.guarantee if account.key == self._relief.curbed else PPM
         return min(relieved, self._guard.curbed.get(account.key, PPM))
 
     def _allowed_ppm(self, account: Account) -> int:
-        """Of the time, by its limit, or because others are short."""
+        """The part of the time that ``account`` may use by its limit, or because others are short."""
         return min(self._curbed_ppm(account), account.share.limit_ppm)
 
     def metered(self) -> list[VgpuIndex]:
@@ -174,8 +175,8 @@ class TemporalScheduler(Eevdf):
                 self._permit(account, hold)
 
     def _permit(self, account: Account, hold: ActiveLease) -> None:
-        """What its bucket has, and gets until the scheduler looks again. From here on the hooks' meters count. What a
-        curbed sharer's last kernel used beyond its allowance counts against the next one."""
+        """Allow what the vGPU's bucket has, and gets until the next allowance. From here on the hooks' meters count.
+        What a curbed sharer's last kernel used beyond its allowance counts against the next one."""
         now_ns = self._now_ns
         hold.metered = True
         if self._allowed_ppm(account) < PPM:
@@ -215,7 +216,7 @@ class TemporalScheduler(Eevdf):
         self._forget_turn(hold)
 
     def _matters_now(self, event: Observed) -> bool:
-        """What was learned counts in the next decision. Only a bucket makes one necessary now."""
+        """A reading counts in the next decision. Only a bucket makes a decision necessary now."""
         return self._accounts[event.vgpu].capped
 
     # --- decisions
@@ -230,7 +231,7 @@ class TemporalScheduler(Eevdf):
         if self._current is None and self._next is not None:
             self._current, self._next = self._next, None
             if self._current.lease.start_ns > now_ns:
-                # Its predecessor is gone early, so its GO is on the way.
+                # Its predecessor drained early, so its GO is on the way.
                 self._move(self._current, now_ns)
         if self._current is None:
             choice = self._pick(now_ns, None)
@@ -243,7 +244,7 @@ class TemporalScheduler(Eevdf):
             self._follow(self._current, now_ns)
 
     def _drop_unwanted(self) -> None:
-        """Take back what was published for a vGPU that has stopped wanting it."""
+        """Take back leases that were published for a vGPU that wants none any more."""
         for hold in (self._current, self._next, *self._shared.values()):
             if hold is not None and hold.went_ns is None and not self._accounts[hold.lease.vgpu].wants:
                 self._take_back(hold)
@@ -265,12 +266,13 @@ class TemporalScheduler(Eevdf):
         if begins:
             self._relief.reset(holders, now_ns)
         else:
-            self._relief.look(holders, now_ns)
-        self._guard.look(holders, [a for a in self._company.values() if a not in sharing], now_ns)
+            self._relief.update(holders, now_ns)
+        self._guard.update(holders, [a for a in self._company.values() if a not in sharing], now_ns)
         self._settle_shared(now_ns)
 
     def _share_turn(self, hold: ActiveLease, now_ns: int) -> None:
-        """A turn becomes a shared lease, unless it is about to end. One that has not begun waits for no other lease."""
+        """The current or next lease becomes a shared one, unless it is about to end. One that has not begun waits for
+        no other lease."""
         account, end = self._accounts[hold.lease.vgpu], hold.lease.end_ns
         self._forget_turn(hold)
         changes: dict[str, Any] = {"end_ns": None, "window_ns": self.policy.shared_window_ns}
@@ -282,7 +284,7 @@ class TemporalScheduler(Eevdf):
         self._let_share(account, hold)
         self._revise(hold, now_ns, **changes)
         following = self._next
-        if following is not None:  # the turn after this lease waited for it to drain
+        if following is not None:  # the next lease waited for this one to drain
             after = tuple(one for one in following.lease.after if one != (account.key, hold.lease.epoch))
             self._revise(following, now_ns, after=after)
 
@@ -298,7 +300,8 @@ class TemporalScheduler(Eevdf):
 
     def _settle_shared(self, now_ns: int) -> None:
         """Charge what the sharers have used. While none is short, each lag stays within the idle credit: what one vGPU
-        does not use, the others may have. Beside turns a sharer saves up nothing: its time keeps up with the clock."""
+        does not use, the others may have. Beside vGPUs in turns a sharer saves up nothing: its virtual time keeps up
+        with the clock."""
         for key, hold in self._shared.items():
             self._settle(self._accounts[key], hold, now_ns)
         if self._relief.curbed is not None:
@@ -312,7 +315,7 @@ class TemporalScheduler(Eevdf):
             self._shift(account, min(max(account.time, earliest), clock + apart))
 
     def _end_sharing(self, but: Collection[VgpuIndex], now_ns: int) -> None:
-        """Those that share, ``but`` these, take turns from now on. One that is alone goes on as it is."""
+        """Those that share, except ``but``, take turns from now on. A vGPU that is alone keeps its lease as it is."""
         alone = len(self._company) == 1
         for key in [key for key in self._shared if key not in but]:
             hold, account = self._shared.pop(key), self._accounts[key]
@@ -348,11 +351,11 @@ class TemporalScheduler(Eevdf):
         return self.policy.standby and not (account.capped and (account.throttled or self._dry(account)))
 
     def _bound(self, current: ActiveLease, now_ns: int) -> None:
-        """Give an end to whoever holds on while others wait, the nearest one possible for a higher class."""
+        """Give the current lease an end while others wait, the nearest one possible for a higher class."""
         holder = self._accounts[current.lease.vgpu]
         nearest = now_ns + self.policy.decision_ns + self._window(holder)
         end = current.lease.end_ns
-        if end is None and holder.capped:  # from now on no allowance holds it back
+        if end is None and holder.capped:  # from now on no allowance limits it
             nearest = min(nearest, now_ns + max(self.policy.decision_ns, holder.bucket_at(now_ns) // PPM))
         if end is None and (holder.always_ends or any(self._in_line())):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
@@ -373,13 +376,13 @@ class TemporalScheduler(Eevdf):
             self._revise(current, now_ns, end_ns=end, window_ns=self._window(holder))
 
     def _in_line(self) -> Iterator[Account]:
-        """Who waits, or is published as next."""
+        """The accounts that wait, or have the next lease."""
         ahead = self._next.lease.vgpu if self._next is not None else None
         return (a for a in self._accounts.values() if a.waiting or a.uncalled or a.key == ahead)
 
     def _keep_step(self, current: ActiveLease, now_ns: int) -> None:
-        """A follower's lease ends when its leader's does, to the nanosecond: were one to submit a kernel that waits for
-        the other's, and the other not, both GPUs would be in the way of whoever comes next."""
+        """A follower's lease ends when its leader's does, to the nanosecond. Reason: one might otherwise submit a
+        kernel that waits for the other's, and the other not. Both GPUs would then be blocked for the next vGPUs."""
         holder, end = self._accounts[current.lease.vgpu], current.lease.end_ns
         gang_window, nearest = holder.gang_window, now_ns + self.policy.decision_ns
         if gang_window is None or end is None or current.went_ns is None or end < nearest:
@@ -402,8 +405,9 @@ class TemporalScheduler(Eevdf):
         return self._lag(account, self.clock(now_ns), now_ns) >= -self._quantum(account) // 4
 
     def _had_its_turn(self, account: Account, current: ActiveLease) -> bool:
-        """It has wanted ever since it held last, and a leader was chosen over it. Entitled again a moment later, it
-        would end that lease, and those on all the other GPUs. Who was idle before does not wait."""
+        """Whether ``account`` has wanted ever since it held last, and the scheduler chose a leader over it. Entitled
+        again a moment later, it would end that lease, and those on all the other GPUs. A vGPU that was idle before does
+        not wait."""
         return current.leads and (account.waiting_since_ns or 0) <= account.served_ns
 
     def _follow(self, current: ActiveLease, now_ns: int) -> None:
@@ -449,7 +453,7 @@ class TemporalScheduler(Eevdf):
             )
 
     def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
-        """Publish a lease that waits for whatever may be on the GPU, except for holders that were bypassed."""
+        """Publish a lease that waits for all work that may be on the GPU, except that of holders that were bypassed."""
         account, now_ns = choice.account, self._now_ns
         if account.uncalled:  # called when the lease begins
             account.uncalled = False
@@ -463,9 +467,9 @@ class TemporalScheduler(Eevdf):
             for epoch, hold in a.holds.items()
             if not hold.shared and (not a.penalised or hold is self._current)
         ]
-        # Who began by itself a moment ago is not in the books yet; until it is, this one waits.
+        # A standby lease that began a moment ago is not in its account yet; until it is, this lease waits.
         patience = max((self._patience(self._accounts[key]) for key, _ in before), default=self.policy.quantum_min_ns)
-        if self._urgent(account):  # whoever is on the GPU may be waiting for its own gang in turn
+        if self._urgent(account):  # the holder may be waiting for its own gang in turn
             patience = min(patience, self.policy.gang_late_ns)
         lease = Lease(
             vgpu=account.key,

@@ -1,14 +1,14 @@
 """Idle suspend (``--idle-suspend``): when a vGPU without work is suspended, and when it is resumed. Pure.
 
-The server suspends an idle vGPU, not a person. What the vGPU was promised stays promised, so it can always be resumed.
-Two rules, which never hold at the same moment:
+The server suspends an idle vGPU by itself, not at a user's request. The vGPU keeps its guarantee, so the server can
+always resume it. Two rules, which never hold at the same moment:
 
     suspend    it has programs, and none of them has used the GPU for ``patience_ns`` or wants it
-    resume     a program wants the GPU, or has used it since; or it has no programs; or --idle-suspend was taken away
+    resume     a program wants the GPU, or has used it since; or it has no programs; or --idle-suspend was removed
 
 Wanting is a level, not an edge: a waiting thread reports it again and again. So the outcome does not depend on when a
-server looks, which server looks, or how often it tried before. Source: autosuspend of the Linux kernel's runtime power
-management.
+server decides, which server decides, or how often it tried before. Source: autosuspend of the Linux kernel's runtime
+power management.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AGAIN_MOST_NS: Final = 8_000_000_000
 
 
 class Step(StrEnum):
-    """What to do about a vGPU."""
+    """What the server does about a vGPU."""
 
     STAY = "stay"
     SUSPEND = "suspend"
@@ -44,16 +44,16 @@ class IdleState:
     suspended_ns: int = 0
     """… since then."""
     quiesced: bool = False
-    """Its programs are stopped, for this reason or another."""
+    """Its programs are quiesced, for this reason or another."""
     failures: int = 0
-    """To suspend or resume it, in a row."""
+    """Failed attempts to suspend or resume it, in a row."""
     tried_ns: int = 0
     """The last attempt."""
 
     @property
     def again_ns(self) -> int:
-        """When the server may try again. A resume is tried again soon, and never given up. A suspend stops programs for
-        a moment, so it is tried again after ``patience_ns``, then less and less often."""
+        """When the server may try again. It retries a resume soon, and never gives up. A suspend stops programs for a
+        moment, so the server retries it after ``patience_ns``, then less and less often."""
         if not self.failures:
             return 0
         times = 1 << min(self.failures - 1, 6)
@@ -63,7 +63,7 @@ class IdleState:
 
 
 def decide(vgpu: IdleState, now_ns: int) -> Step:
-    """At ``now_ns``, of the clock of ``used_ns``."""
+    """The next step at ``now_ns``, on the clock of ``used_ns``."""
     if now_ns < vgpu.again_ns:
         return Step.STAY
     if vgpu.suspended:

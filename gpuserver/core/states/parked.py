@@ -1,8 +1,9 @@
-"""vGPUs on the bench: they have no leases for now, with their accounts kept, as while their memory is on the host.
+"""Parked vGPUs: they have no leases for now, and keep their accounts, for example while their memory is on the host.
 
-A lease that was in force as its vGPU went may not have drained: no scheduler knows of it any more. Until it has, or
-another lease has GO beside it and is charged, what it keeps of the GPU is charged here: once, however many of a vGPU's
-leases are leaving. Pure: what is seen and the time in, books out. All times are CLOCK_MONOTONIC ns.
+A lease that was in force when its vGPU was parked may not have drained: no scheduler knows of it any more. Its use of
+the GPU is charged here until it has drained, or another lease has GO beside it and is charged. The vGPU is charged
+once, however many of its leases are leaving. Pure: reports and the time in, account states out. All times are
+CLOCK_MONOTONIC ns.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ LeaseId = tuple[VgpuIndex, int]
 
 @dataclass(frozen=True, slots=True)
 class _Stay:
-    """How a vGPU stood at ``at_ns``."""
+    """A vGPU's account at ``at_ns``."""
 
     stood: AccountState
     limit_ppm: int
@@ -29,8 +30,8 @@ class _Stay:
 
 
 class ParkedAccounts:
-    """``key in bench``: that vGPU is on it; iterated, their keys. ``leaving``: of each lease that has not drained, from
-    when on it is still to be charged; ``FAR_NS``: not any more."""
+    """``key in accounts``: that vGPU is parked; iteration yields their keys. ``leaving``: for each lease that has not
+    drained, from when on it is still to be charged; ``FAR_NS``: not any more."""
 
     def __init__(self) -> None:
         self._stays: dict[VgpuIndex, _Stay] = {}
@@ -59,12 +60,12 @@ class ParkedAccounts:
         self.leaving[key, epoch] = since_ns
 
     def rise(self, key: VgpuIndex, now_ns: int) -> AccountState:
-        """``key`` competes again, with this book."""
+        """``key`` competes again, with this account."""
         self._charge(key, now_ns)
         return self._stays.pop(key).book(now_ns)
 
     def forget(self, key: VgpuIndex) -> bool:
-        """``key`` is removed. Whether it was on the bench."""
+        """``key`` is removed. True if it was parked."""
         self.leaving = {lease: since_ns for lease, since_ns in self.leaving.items() if lease[0] != key}
         return self._stays.pop(key, None) is not None
 
@@ -73,7 +74,7 @@ class ParkedAccounts:
         self.leaving.clear()
 
     def went(self, key: VgpuIndex, epoch: int, at_ns: int) -> None:
-        """That lease had GO: from here on it is charged, and nobody beside it."""
+        """That lease had GO: from here on only it is charged."""
         for lease in self.leaving:
             if lease != (key, epoch):
                 self._charge(lease[0], at_ns)
@@ -85,12 +86,12 @@ class ParkedAccounts:
             del self.leaving[key, epoch]
 
     def reconcile(self, outstanding: Callable[[LeaseId], bool], now_ns: int) -> None:
-        """Reports were lost: whatever is not ``outstanding`` has drained, nobody knows when."""
+        """Reports were lost: each lease that is not ``outstanding`` has drained, at an unknown time."""
         for key, epoch in [lease for lease in self.leaving if not outstanding(lease)]:
             self.drained(key, epoch, now_ns)
 
     def _charge(self, key: VgpuIndex, until_ns: int) -> None:
-        """For the union of what its leases have kept of the GPU."""
+        """Charge the vGPU for the union of the times in which its leases kept the GPU."""
         unpaid = {lease: at_ns for lease, at_ns in self.leaving.items() if lease[0] == key and at_ns < until_ns}
         stay = self._stays.get(key)
         if stay is None or not unpaid:

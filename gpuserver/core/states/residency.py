@@ -1,21 +1,22 @@
-"""Which swapped vGPUs have their memory on the card (--oversubscribe swap). Pure: figures in, moves out.
+"""Which swapped vGPUs have their memory on the GPU (--oversubscribe swap). Pure: figures in, moves out.
 
-Each such vGPU may own as much as the card has; together they own more. So they take turns *on the card*, and those on
-it take turns of its compute as ever. A vGPU whose memory is away and that wants the GPU waits in line: by class, then
-by who has waited longest. Only the first of the line is served, whoever could squeeze in past it, so that no wait is
-without end. Room for it is made by those who need theirs least:
+Each such vGPU may own as much memory as the GPU has; together they own more. So their memory is on the GPU by turns,
+and the vGPUs on the GPU share its compute as ever. A vGPU that is swapped out and wants the GPU waits in line: by
+class, then by the time that it has waited. Only the first of the line is served, even where a later one would fit, so
+that no wait is without end. The vGPUs that need their memory least make room for it:
 
-    1. whoever wants nothing, the longest first (least recently needed),
-    2. then whoever has had its stay: it came before the others, at least ``stay_ns`` ago.
+    1. a vGPU that wants nothing, the longest first (least recently needed),
+    2. then a vGPU that has had its stay: it came before the others, at least ``stay_ns`` ago.
 
-Who comes begins as soon as those in its way leave: chunk for chunk it gets what they have given up (``admit``). What is
-away is in a store of its user's. All stores together are bounded, and what all own fits card and stores: an allocation
-beyond that is hopeless (``spare_bytes``). Whoever does not take what it is offered, as a program that was stopped, is
-passed over for a while (``patience_ns``), longer each time.
+A vGPU begins to come as soon as those in its way leave: chunk for chunk it gets what they have given up (``admit``).
+Memory that is swapped out is in a store of the vGPU's user. All stores together are bounded, and the memory of all
+vGPUs fits GPU and stores: an allocation beyond that is hopeless (``spare_bytes``). A vGPU may not take what it is
+offered, for example because its program was stopped. It is then passed over for a while (``patience_ns``), longer each
+time.
 
 A stay is long enough to pay for itself: ``STAY_FACTOR`` times what the vGPU's moves take, and not less than
-``STAY_LEAST_NS``. Where what is promised to others, or borrowed, leaves less room than those on the card take, some
-have to go at once.
+``STAY_LEAST_NS``. Memory that is promised to other vGPUs, or borrowed, may leave less room than those on the GPU take.
+Some have to leave at once then.
 """
 
 from __future__ import annotations
@@ -29,26 +30,26 @@ from vgpu.packing.lending import UNBOUNDED
 from vgpu.share import Priority
 
 STAY_FACTOR: Final = 8
-"""Of a stay and the two moves around it, a fifth of the time goes into moving."""
+"""Of a stay and the two moves around it, the moves take a fifth of the time."""
 STAY_LEAST_NS: Final = 1_000_000_000
 PASSING_BYTES: Final = 64 << 20
-"""Of card and store, so much stays empty for those that pass each other: two chunks."""
+"""So much of GPU and store stays empty for vGPUs that pass each other: two chunks."""
 STORE_SLACK_BYTES: Final = PASSING_BYTES + (128 << 20)
-"""A store has that much more than is away at the most: room to pass, and the rest of a segment."""
+"""A store has that much more than is swapped out at the most: room to pass, and the rest of a segment."""
 AGAIN_LEAST_NS: Final = 1_000_000_000
 AGAIN_MOST_NS: Final = 60_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Tenant:
-    """A vGPU whose memory can leave the card.
+    """A vGPU whose memory can leave the GPU.
 
-    ``resident``: its memory (``memory_bytes``) is on the card. ``moving``: on its way, out if ``resident``. ``wants``:
+    ``resident``: its memory (``memory_bytes``) is on the GPU. ``moving``: on its way, out if ``resident``. ``wants``:
     it would use the GPU if it could, since ``wants_ns``; while it wants nothing, that is when it last did.
-    ``room_bytes``: an allocation waits for so much more. ``user``: whose store it leaves for. ``pinned``: it cannot be
-    moved just now. ``came_ns``, ``left_ns``: when it came onto the card, and left it. ``move_ns``: what one of its
-    moves takes. ``stray_bytes``: of one that is away, what is on the card all the same, as a move of it was not
-    completed.
+    ``room_bytes``: an allocation waits for so much more. ``user``: the owner of the store that its memory leaves for.
+    ``pinned``: it cannot be moved now. ``came_ns``, ``left_ns``: when it came onto the GPU, and left it. ``move_ns``:
+    the time that one of its moves takes. ``stray_bytes``: memory of a swapped-out vGPU that is on the GPU all the same,
+    because a move was not completed.
     """
 
     key: VgpuIndex
@@ -68,12 +69,12 @@ class Tenant:
 
     @property
     def need_bytes(self) -> int:
-        """Room to be made for it."""
+        """The room that others have to make for it."""
         return self.room_bytes if self.resident else self.memory_bytes - self.stray_bytes + self.room_bytes
 
     @property
     def taken_bytes(self) -> int:
-        """Of the card: what it has there, or will have as soon as it begins to come."""
+        """What it has on the GPU, or will have as soon as it begins to come."""
         return self.memory_bytes if self.resident or self.moving else self.stray_bytes
 
     @property
@@ -84,7 +85,7 @@ class Tenant:
 
     @property
     def waits_ns(self) -> int:
-        """Since when it waits: who has just had a stay is the last of the line, however long it has wanted."""
+        """Since when it waits. A vGPU that has just had a stay is the last of the line, however long it has wanted."""
         return self.wants_ns if self.resident else max(self.wants_ns, self.left_ns)
 
     @property
@@ -94,8 +95,8 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """``leave`` and ``come``: who is to begin now. ``hopeless``: who wants more than there is room for. ``offered``:
-    who waits for room that is there."""
+    """``leave`` and ``come``: vGPUs whose move begins now. ``hopeless``: vGPUs that want more than there is room for.
+    ``offered``: vGPUs that wait for room that is there."""
 
     leave: tuple[VgpuIndex, ...] = ()
     come: tuple[VgpuIndex, ...] = ()
@@ -105,7 +106,7 @@ class Moves:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """What may be away, of all together. ``kept_bytes``: by user, what his store has got, and nobody else can have."""
+    """The bound of all swapped-out memory. ``kept_bytes``: by user, what the store has and no other user can have."""
 
     limit_bytes: int = UNBOUNDED
     kept_bytes: Mapping[int, int] = field(default_factory=dict)
@@ -115,36 +116,36 @@ NO_BOUNDS: Final = HostMemory()
 
 
 def patience_ns(failures: int) -> int:
-    """How long nobody is asked to move again who has not done so, so many times in a row."""
+    """How long a vGPU is not asked to move again that has not done so, so many times in a row."""
     return min(AGAIN_MOST_NS, AGAIN_LEAST_NS << min(failures - 1, 10))
 
 
 def usable_bytes(room_bytes: int, short_bytes: int, tenants: Iterable[Tenant]) -> int:
-    """The room, less what the driver has lately kept from us: but whoever would have it all to itself is let try."""
+    """The room, less what the driver has lately refused. The largest tenant may still try for the room by itself."""
     return max(room_bytes - short_bytes, min(room_bytes, max((t.memory_bytes for t in tenants), default=0)))
 
 
 def spare_bytes(tenants: Sequence[Tenant], room_bytes: int, host: HostMemory) -> dict[VgpuIndex, int]:
-    """How much more each can own at the very most, as things stand; below 0 where it does not fit as it is.
+    """How much more memory each can own at the very most, as things stand; below 0 where it does not fit already.
 
-    What one leaves behind in the store as it comes, the next of the same user takes as it goes: card and store count
-    together. Other users cannot take it, as a store gives nothing back while its user has programs. Where several own
-    something, there has to be room for all that each owns in his store, unless the card has it for everybody's: else
-    one that is away could wait for ever for one that is there and cannot leave.
+    GPU and store count together: a vGPU that comes frees room in the store, and the next of the same user takes it as
+    it leaves. Other users cannot take that room, since a store gives nothing back while its user has programs. Where
+    several users own memory, each store needs room for all that its user owns, unless the GPU has room for the memory
+    of all. Reason: a swapped-out vGPU could otherwise wait for ever for a resident one that cannot leave.
     """
     owned: dict[int, int] = {}
     for t in tenants:
         owned[t.user] = owned.get(t.user, 0) + t.memory_bytes
     needs = {user: bytes_ + STORE_SLACK_BYTES if bytes_ else 0 for user, bytes_ in owned.items()}
     needs |= {user: max(bytes_, needs.get(user, 0)) for user, bytes_ in host.kept_bytes.items()}
-    everybody, needed = sum(owned.values()), sum(needs.values())
+    all_owned, needed = sum(owned.values()), sum(needs.values())
     spare: dict[VgpuIndex, int] = {}
     for t in tenants:
         store = host.limit_bytes - (needed - needs[t.user])
-        if owned[t.user] == everybody:
-            left = room_bytes + max(0, store - PASSING_BYTES) - everybody
+        if owned[t.user] == all_owned:
+            left = room_bytes + max(0, store - PASSING_BYTES) - all_owned
         else:
-            left = room_bytes - everybody
+            left = room_bytes - all_owned
             if host.kept_bytes.get(t.user, 0) <= store:
                 left = max(left, store - STORE_SLACK_BYTES - owned[t.user])
         spare[t.key] = min(room_bytes - t.memory_bytes, left)
@@ -152,14 +153,14 @@ def spare_bytes(tenants: Sequence[Tenant], room_bytes: int, host: HostMemory) ->
 
 
 def is_hopeless(tenant: Tenant, spare_bytes: int, room_bytes: int) -> bool:
-    """It waits in vain. What is owned already finds its place in turns."""
+    """Whether it waits in vain. Memory that is owned already gets its room by turns."""
     return tenant.room_bytes > spare_bytes if tenant.room_bytes else tenant.memory_bytes > room_bytes
 
 
 def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMemory = NO_BOUNDS) -> Moves:
-    """``room_bytes``: what all of them may have on the card together; ``host``: where the others are.
+    """``room_bytes``: what all of them may have on the GPU together; ``host``: the bounds of the stores.
 
-    What a leaving one still has counts as taken until it is gone, and what a coming one will have as soon as it begins.
+    Memory of a leaving vGPU counts as taken until it has left, and that of a coming one as soon as its move begins.
     """
     taken = sum(t.taken_bytes for t in tenants)
     going = sum(t.memory_bytes for t in tenants if t.resident and t.moving)
@@ -177,21 +178,21 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
         return Moves(hopeless=hopeless)
     first = line[0]
     missing = first.need_bytes - free - going
-    come = () if first.resident else (first.key,)  # who is here finds the room by itself
-    if missing <= 0:  # it is there, or is being made
+    come = () if first.resident else (first.key,)  # a resident vGPU takes the room by itself
+    if missing <= 0:  # the room is there, or is being made
         offered = (first.key,) if first.resident and first.need_bytes <= free else ()
         return Moves(come=come, hopeless=hopeless, offered=offered)
     others = [t for t in here if t is not first]
     ready = [t for t in least_needed_first(others, line) if is_free_to_go(t, now_ns)]
     leaving = enough(ready, missing)
     if sum(t.memory_bytes for t in leaving) < missing:
-        return Moves(hopeless=hopeless)  # it would be in vain: not before more of them have had their stay
+        return Moves(hopeless=hopeless)  # no use before more of them have had their stay
     return Moves(tuple(t.key for t in leaving), come, hopeless)
 
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One on its way onto the card: it has ``here_bytes`` of its ``memory_bytes`` there, and was told that it may have
+    """A vGPU on its way onto the GPU: it has ``here_bytes`` of its ``memory_bytes`` there, and its last allowance was
     ``allowed_bytes``."""
 
     key: VgpuIndex
@@ -201,8 +202,8 @@ class Arrival:
 
 
 def admit(arrivals: Sequence[Arrival], others_bytes: int, room_bytes: int) -> dict[VgpuIndex, int]:
-    """How much each may have on the card by now, who began first before the others. What one was allowed stays so: it
-    may be there. ``others_bytes``: what those have there that are not on their way to it."""
+    """How much each may have on the GPU by now, in the order in which they began. An allowance is never reduced: the
+    memory may be there. ``others_bytes``: what vGPUs have on the GPU that are not on their way to it."""
     allowed = {a.key: max(a.here_bytes, a.allowed_bytes) for a in arrivals}
     left = room_bytes - others_bytes - sum(allowed.values())
     for a in arrivals:
@@ -213,7 +214,7 @@ def admit(arrivals: Sequence[Arrival], others_bytes: int, room_bytes: int) -> di
 
 
 def in_line(tenants: Iterable[Tenant]) -> list[Tenant]:
-    """Who waits, in the order in which they are served."""
+    """The vGPUs that wait, in the order in which they are served."""
     return sorted((t for t in tenants if t.waits), key=lambda t: (-t.priority, t.waits_ns, t.key))
 
 
@@ -222,7 +223,7 @@ def is_free_to_go(tenant: Tenant, now_ns: int) -> bool:
 
 
 def least_needed_first(here: Iterable[Tenant], line: Sequence[Tenant]) -> list[Tenant]:
-    """Those on the card; who waits in ``line`` for more room is the last."""
+    """Those on the GPU; the ones that wait in ``line`` for more room are the last."""
     waiting = {t.key for t in line}
     return sorted(
         here,
@@ -231,7 +232,7 @@ def least_needed_first(here: Iterable[Tenant], line: Sequence[Tenant]) -> list[T
 
 
 def enough(candidates: Iterable[Tenant], missing: int) -> list[Tenant]:
-    """The first of them that have ``missing`` bytes together; all of them, if they have less."""
+    """The first candidates that have ``missing`` bytes together; all of them, if they have less."""
     chosen: list[Tenant] = []
     for tenant in candidates:
         if missing <= 0:

@@ -1,8 +1,8 @@
-"""Gangs across GPU Servers: who is in one, and the links on which servers tell each other how their members stand.
+"""Gangs across GPU Servers: their members, and the links on which servers send each other the status of their members.
 
-A server with a member of any gang dials the servers of all lower GPUs; both ends then say the same kind of message.
-``gpuserver/core/scheduler/gangs.py`` decides what follows from it. A server that is slow, stopped or gone delays no
-other: sending and shaking hands are bounded, and its last message lapses in the scheduler.
+A server with a member of any gang dials the servers of all lower GPUs; both ends then send the same kind of message.
+``gpuserver/core/scheduler/gangs.py`` decides what follows from it. A server that is slow, stopped or dead delays no
+other: sends and handshakes are bounded in time, and its last message lapses in the scheduler.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ log = get_logger(__name__)
 
 REDIAL_S: Final = 0.2
 REST_S: Final = 0.0005
-"""At least so long between two messages: what changes faster is told together."""
+"""At least so long between two messages: one message carries changes that come faster."""
 
 
 def gang_of(vgpu: Vgpu, mode: Mode) -> GangName | None:
     """The gang of ``vgpu``: its group's, else that of the process that attached first of those with several vGPUs.
 
-    Both carry the owner's uid, so nobody joins a stranger's. What a process says binds a vGPU that it was admitted to,
-    and only to vGPUs whose own servers were told the same by a process admitted there.
+    Both carry the owner's uid, so no vGPU joins the gang of another user. A process's claim binds only a vGPU that
+    admitted the process. It binds that vGPU only to vGPUs that admitted a process with the same claim.
     """
     if mode is Mode.SPATIAL or vgpu.removed.is_set():
         return None
@@ -50,7 +50,7 @@ def gang_of(vgpu: Vgpu, mode: Mode) -> GangName | None:
 
 
 class GangLinks:
-    """``run`` for as long as the server does; ``enroll`` whenever a vGPU or a process came or went."""
+    """``run`` for as long as the server does; ``enroll`` whenever a vGPU or a process came or left."""
 
     def __init__(self, paths: NodePaths, gpu_index: int, tokens: TokenLoop) -> None:
         self._paths = paths
@@ -62,7 +62,7 @@ class GangLinks:
         tokens.on_decision(self._look)
 
     def enroll(self, vgpus: Iterable[Vgpu], mode: Mode) -> None:
-        """These are the vGPUs here. Of two members of one gang the older is it; the other is in none."""
+        """These are the vGPUs here. Of two vGPUs of one gang the older is its member; the other is in no gang."""
         members: dict[GangName, VgpuIndex] = {}
         for vgpu in vgpus:
             gang = gang_of(vgpu, mode)
@@ -91,7 +91,7 @@ class GangLinks:
             await trio.sleep(REDIAL_S)
 
     async def converse(self, link: MessageStream) -> None:
-        """Both ends of a link: tell and hear, until it ends. What is wrong with it ends it, and it alone."""
+        """Both ends of a link: send and receive, until it ends. An error of the link ends this link only."""
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell, link, nursery.cancel_scope)
             try:
@@ -130,7 +130,7 @@ class GangLinks:
         return {gang: self._tokens.outlook(key) for gang, key in self._gangs.members.items()}
 
     def _look(self) -> None:
-        """After every decision: whoever tells has something new to tell."""
+        """Called after every decision: if a status has changed, wake the senders."""
         outlooks = self._outlooks()
         if outlooks != self._told:
             self._told = outlooks

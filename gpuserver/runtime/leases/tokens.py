@@ -1,7 +1,7 @@
-"""The token loop: what the native dispatcher saw goes into the scheduler, what the scheduler says goes back.
+"""The token loop: the native dispatcher's reports go into the scheduler, and the scheduler's commands go back.
 
-Python is on no hand-over: decisions are published a token ahead, the dispatcher carries them out in microseconds. Here
-a decision may come a millisecond late without anybody waiting for it.
+Python takes part in no hand-over. The scheduler publishes decisions a token ahead, and the dispatcher carries them out
+in microseconds. A decision may be a millisecond late here, and no vGPU waits for it.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ log = get_logger(__name__)
 
 SECOND_NS: Final = 1_000_000_000
 WISH_NS: Final = SECOND_NS
-"""Whoever has wanted a token in that time is likely to want one again."""
+"""A vGPU that has wanted a token in that time is likely to want one again."""
 COMPANY_NS: Final = 100_000_000
-"""Of that time hooks are shown what part sharers used of it."""
+"""Hooks see the part that sharers used of that time."""
 
 
 class TokenLoop:
@@ -71,35 +71,35 @@ class TokenLoop:
         self._dispatcher = dispatcher
         self.meters = Meters()
         self.events_heard = 0
-        """Of the dispatcher's, since the server began."""
+        """Events of the dispatcher since the server began."""
         self._grants: dict[VgpuIndex, GrantsPage] = {}
         self._published: dict[VgpuIndex, set[int]] = {}
         self._bench = ParkedAccounts()
         self._wanting: set[VgpuIndex] = set()
         self._wanted_ns: dict[VgpuIndex, int] = {}
-        """Until when each has wanted, of those that have in the last second and those that do."""
+        """Until when each vGPU has wanted, for those that want or have wanted in the last second."""
         self._heard_ns: dict[VgpuIndex, int] = {}
         self._recorders: tuple[Recorder, ...] = ()
         self._activity_recorders: set[Recorder] = set()
-        """Those for whom hooks note what they see."""
+        """The recorders for which hooks record what they see."""
         self._measured_ns = 0
         self._used: tuple[int, dict[VgpuIndex, int]] = (0, {})
-        """When ``_show_company`` read last what sharers had used, and that."""
+        """When ``_show_company`` last read what sharers had used, and these figures."""
         self._sharing: frozenset[VgpuIndex] = frozenset()
-        """Those whose pages say that their lease is a shared one."""
+        """Those whose pages mark their lease as a shared one."""
         self._alarm: trio.CancelScope | None = None
         self._alarm_ns: int | None = None
-        """The scheduler's deadline for which it is set."""
+        """The scheduler's deadline for which the alarm is set."""
         self._look: Callable[[], None] = lambda: None
 
     def on_decision(self, look: Callable[[], None]) -> None:
         """``look`` is called after every decision."""
         self._look = look
 
-    # --- vGPUs come, change and go
+    # --- vGPUs arrive, change and leave
 
     def add(self, key: VgpuIndex, grants: GrantsPage, share: Share, book: AccountState | None = None) -> None:
-        self.hear()  # what happened before, first: here, and at every other change
+        self.hear()  # earlier reports first: here, and at every other change
         self._grants[key] = grants
         self._published[key] = set()
         self._dispatcher.add(key, grants)
@@ -114,7 +114,7 @@ class TokenLoop:
         self._show_contention()
 
     def bench(self, key: VgpuIndex) -> None:
-        """It has leases no more, with its account kept; what it holds ends now."""
+        """Park the vGPU: it has no leases any more, and keeps its account. A lease that it holds ends now."""
         self.hear()
         if key in self._bench:
             return
@@ -133,7 +133,7 @@ class TokenLoop:
         self._show_contention()
 
     def unbench(self, key: VgpuIndex, share: Share) -> None:
-        """It competes again, with the account that it had."""
+        """Unpark the vGPU: it competes again, with the account that it had."""
         self.hear()
         if key not in self._bench:
             return
@@ -152,12 +152,12 @@ class TokenLoop:
         self._show_contention()
 
     def wants(self, key: VgpuIndex) -> bool:
-        """Whether its programs want the GPU, as far as the dispatcher has heard; also while it has no leases."""
+        """Whether its programs want the GPU, as far as the dispatcher knows; also while it has no leases."""
         return self._dispatcher.wants(key)
 
     def heard_ns(self, key: VgpuIndex) -> int:
-        """When its programs last began to want the GPU, had it, or ceased to want it; 0: never. However short that was:
-        whoever looks at ``wants`` now and then misses what came and went between two looks."""
+        """When its programs last began to want the GPU, had it, or ceased to want it; 0: never. This includes short
+        wants, which a caller that polls ``wants`` may miss."""
         return self._heard_ns.get(key, 0)
 
     def change(self, key: VgpuIndex, share: Share) -> None:
@@ -169,7 +169,7 @@ class TokenLoop:
         self._show_contention()
 
     def remove(self, key: VgpuIndex) -> AccountState:
-        """Its account, as it is closed."""
+        """Remove the vGPU. Returns its account at the end."""
         self.hear()
         closed = self.books()[key]
         if not self._bench.forget(key):
@@ -185,7 +185,8 @@ class TokenLoop:
         return closed
 
     def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuIndex, Share]) -> None:
-        """Another mode: every vGPU moves with its book. Only while no process is attached, so no lease is in force."""
+        """Another mode: every vGPU keeps its account. Only while no process is attached, so that no lease is in
+        force."""
         books, benched = self.books(), tuple(self._bench)
         self._bench.clear()
         pages, self._grants = self._grants, {}
@@ -205,7 +206,7 @@ class TokenLoop:
         self._scheduler.adopt(policy)
 
     def gang_window(self, event: GangCalled) -> None:
-        """Its gang is called, or no more."""
+        """The vGPU's gang is called, or is called no longer."""
         self.hear()
         if event.vgpu in self._published:
             self._handle(event)
@@ -213,7 +214,7 @@ class TokenLoop:
     # --- recordings
 
     def record(self, recorder: Recorder, *, work: bool = True) -> None:
-        """From now on ``recorder`` hears what the scheduler does; ``work``: and hooks note what they see of the GPU."""
+        """From now on ``recorder`` gets the scheduler's events and commands; ``work``: hooks also record GPU work."""
         self.hear()
         now_ns = time.monotonic_ns()
         for key, page in self._grants.items():
@@ -237,7 +238,7 @@ class TokenLoop:
             self._activity_recorders.add(recorder)
 
     def forget_recorder(self, recorder: Recorder) -> None:
-        """It hears no more; hooks note no more once it was the last."""
+        """``recorder`` gets nothing more. Hooks stop recording once it was the last."""
         self.hear()
         self._recorders = tuple(other for other in self._recorders if other is not recorder)
         was_curious = recorder in self._activity_recorders
@@ -247,7 +248,7 @@ class TokenLoop:
                 page.flags = page.flags & ~GrantsFlag.TRACED
 
     def _tell_recorders(self, events: Sequence[Event], commands: list[Command], now_ns: int) -> None:
-        """Of two leases of a vGPU that drained meanwhile the last one shows what both were charged."""
+        """Pass events and commands on. Of two leases of a vGPU that drained meanwhile, the last shows both charges."""
         last = {event.vgpu: event for event in events if isinstance(event, Drained)}
         booked: dict[Event, tuple[int, int]] = {event: self._scheduler.booked(key) for key, event in last.items()}
         for recorder in self._recorders:
@@ -259,11 +260,11 @@ class TokenLoop:
     # --- readings
 
     def snapshot(self) -> list[AccountSnapshot]:
-        """Every vGPU as the last events left it; nobody is asked."""
+        """Every vGPU as of the last events, without a new reading of holders."""
         return self._scheduler.snapshot(time.monotonic_ns())
 
     def outlook(self, key: VgpuIndex) -> GangMemberStatus:
-        """How the vGPU stands, for the other members of its gang."""
+        """The vGPU's status, for the other members of its gang."""
         return self._scheduler.outlook(key) if key in self._published else GangMemberStatus()
 
     def books(self) -> dict[VgpuIndex, AccountState]:
@@ -271,12 +272,12 @@ class TokenLoop:
         return self._scheduler.books(now_ns) | self._bench.books(now_ns)
 
     def benched(self, key: VgpuIndex) -> AccountState | None:
-        """The account of a vGPU that has no leases for now; None of one that competes."""
+        """The account of a parked vGPU; None for one that competes."""
         return self._bench.book(key, time.monotonic_ns()) if key in self._bench else None
 
     @property
     def period_ns(self) -> int:
-        """One round of turns, as it has been adapted to what hand-overs cost."""
+        """The length of one round, adapted to the cost of hand-overs."""
         return self._scheduler.period_ns
 
     @property
@@ -284,22 +285,23 @@ class TokenLoop:
         return self._scheduler.next_epoch
 
     def skip_to(self, epoch: int) -> None:
-        """Before one is added that has had leases of another GPU: epochs only grow, for its hooks too."""
+        """Called before a vGPU is added that has had leases of another GPU: epochs only grow, for its hooks too."""
         self._scheduler.skip_to(epoch)
 
     def statements(self) -> dict[VgpuIndex, AccountSnapshot]:
-        """Every vGPU that competes, settled up to now."""
+        """Every vGPU that is not parked, settled up to now."""
         self._observe()
         self._take([Measured(key, *self._dispatcher.demand(key)) for key in self._wanting if key in self._published])
         return {statement.vgpu: statement for statement in self._scheduler.snapshot(time.monotonic_ns())}
 
     def served(self) -> dict[VgpuIndex, ServiceTotals]:
-        """What every vGPU has had up to now."""
+        """The totals of every vGPU up to now."""
         self._observe()
         return self._scheduler.served(time.monotonic_ns())
 
     def _measures(self, keys: Collection[VgpuIndex]) -> list[Report]:
-        """The demand of those vGPUs, for the scheduler to decide who shares; nothing if it was read a moment ago."""
+        """The demand of those vGPUs, by which the scheduler decides which share; nothing if it was read a moment
+        ago."""
         now_ns = time.monotonic_ns()
         if len(keys) < 2 or now_ns - self._measured_ns < self._scheduler.policy.measure_ns // 2:
             return []
@@ -308,7 +310,7 @@ class TokenLoop:
         return [Measured(key, *self._dispatcher.demand(key)) for key in keys if key in self._published]
 
     def _observe(self, holders: Iterable[VgpuIndex] | None = None) -> None:
-        """Holders, or some of them, before anybody reads the books: their idle gaps are not to count as busy."""
+        """Take a reading of holders before their accounts are read: their idle gaps must not count as busy."""
         if holders is None:
             holders = [key for key, epochs in self._published.items() if epochs]
         observed = [seen for key in holders if (seen := self._dispatcher.observe(key)) is not None]
@@ -328,7 +330,7 @@ class TokenLoop:
         while True:
             with trio.CancelScope(deadline=self._deadline_s()) as self._alarm:
                 await trio.sleep_forever()
-            self.hear()  # what happened before, first
+            self.hear()  # earlier reports first
             deadline = self._scheduler.next_deadline_ns()
             if deadline is not None and deadline <= time.monotonic_ns():
                 self._observe(self._scheduler.metered())
@@ -343,7 +345,7 @@ class TokenLoop:
         return trio.current_time() + max(0, deadline - time.monotonic_ns()) / SECOND_NS
 
     def hear(self) -> None:
-        """What the dispatcher has seen since; all of it is one decision."""
+        """Take in the dispatcher's reports since the last call; the scheduler decides once for all of them."""
         reports: list[Report] = []
         lost = 0
         for seen in self._dispatcher.events():
@@ -359,12 +361,12 @@ class TokenLoop:
             elif self._bench.leaving and known.kind is EventKind.DRAINED:
                 self._bench.drained(known.vgpu, known.epoch, known.at_ns)
             if seen.vgpu in self._published:
-                if known.kind is not EventKind.OBSERVED:  # by a reading nobody begins or ceases to want or hold
+                if known.kind is not EventKind.OBSERVED:  # a reading changes neither wants nor holds
                     self._note(known)
                     self.meters.saw(known)
                 reports.append(_report(known))
         if any(isinstance(report, Runnable) for report in reports):
-            # Two may want in turns, and never both at a tick: they would not be measured.
+            # Two vGPUs may want alternately, and never both at a tick: without this, they would not be measured.
             reports = self._measures(self._wanted_ns) + reports
         self._take(reports)
         if lost:
@@ -375,13 +377,13 @@ class TokenLoop:
             self._reconcile()
 
     def _known(self, seen: readings.Event) -> readings.Event:
-        """With the epoch that the scheduler knows."""
+        """The event with the epoch that the scheduler knows."""
         epoch = epoch_of(seen.epoch, self.next_epoch)
         return seen if epoch == seen.epoch else seen._replace(epoch=epoch)
 
     def _live(self, lease: Lease) -> list[tuple[VgpuIndex, int]]:
-        """Its predecessors, but for those that are over or were taken back: there may be any number of them. And who
-        leaves the GPU for the bench."""
+        """The lease's predecessors, without those that are over or were taken back, of which there may be any number.
+        The undrained leases of parked vGPUs count as well."""
         live = [
             (key, word_of(epoch))
             for key, epoch in lease.after
@@ -392,8 +394,8 @@ class TokenLoop:
         return live
 
     def _note(self, seen: readings.Event) -> None:
-        """Who wants, for GRANTS_CONTENDED: an idle holder is asked to give back early only if that helps somebody, who
-        then may have GO without a word from here."""
+        """Keep the set of vGPUs that want, for GRANTS_CONTENDED. The flag asks an idle holder to give back early only
+        if that helps another vGPU. The dispatcher may then give that vGPU GO without a command from here."""
         if seen.kind is EventKind.WENT:
             return
         wants = seen.kind is EventKind.WANTS
@@ -410,7 +412,7 @@ class TokenLoop:
             self._wanted_ns[seen.vgpu] = seen.at_ns
 
     def forget_wishes(self) -> None:
-        """Whoever has wanted nothing for a second is no reason any more for others to give back early."""
+        """A vGPU that has wanted nothing for a second is no reason any more for others to give back early."""
         recent_ns = time.monotonic_ns() - WISH_NS
         gone = [k for k, at_ns in self._wanted_ns.items() if at_ns < recent_ns and k not in self._wanting]
         for key in gone:
@@ -419,7 +421,8 @@ class TokenLoop:
             self._show_contention()
 
     def _show_contention(self) -> None:
-        """By those that have wanted the GPU lately: requests that come and go change no flag of others."""
+        """Set the flags by the vGPUs that have wanted the GPU lately, so that short requests change no flag of
+        others."""
         turns, sharing = self._scheduler.turns(self._wanted_ns), self._scheduler.sharing(self._wanted_ns)
         for key, page in self._grants.items():
             shares = key in sharing
@@ -432,7 +435,7 @@ class TokenLoop:
                 page.flags = flags
 
     def _show_company(self, now_ns: int) -> None:
-        """Hooks of those that take turns take the sharers' part off the samples of long kernels."""
+        """Publish the sharers' part of the time: hooks of vGPUs in turns subtract it from samples of long kernels."""
         since_ns, before = self._used
         if not self._sharing and not before:
             return
@@ -448,7 +451,8 @@ class TokenLoop:
             page.company_ppm = 0 if key in self._sharing else part_ppm
 
     def _show_sharing(self) -> None:
-        """Sharers give nothing back early for each other, and their hooks measure demand in another way."""
+        """Mark the sharers: they give nothing back early for each other, and their hooks measure demand in another
+        way."""
         sharing = frozenset(self._scheduler.shared())
         if sharing == self._sharing:
             return
@@ -463,7 +467,7 @@ class TokenLoop:
         self._show_contention()
 
     def _reconcile(self) -> None:
-        """Reports were lost: settle with what the dispatcher knows now."""
+        """Reports were lost: settle by the dispatcher's present state."""
         now_ns = time.monotonic_ns()
         on_gpu = {(key, e) for key, _ in self._bench.leaving for e, _ in self._dispatcher.outstanding(key)}
         self._bench.reconcile(lambda lease: (lease[0], word_of(lease[1])) in on_gpu, now_ns)
@@ -488,7 +492,7 @@ class TokenLoop:
         self._apply(self._scheduler.handle(event, now_ns), [event], now_ns)
 
     def _apply(self, commands: list[Command], events: Sequence[Event], now_ns: int) -> None:
-        """Do what the scheduler answered to ``events``."""
+        """Execute the scheduler's commands after ``events``."""
         if self._recorders:
             self._tell_recorders(events, commands, now_ns)
         self._execute(commands)
@@ -523,7 +527,7 @@ class TokenLoop:
 
 
 def _report(seen: readings.Event) -> Report:
-    """The dispatcher's report in the scheduler's words."""
+    """The dispatcher's report as a report to the scheduler."""
     match seen.kind:
         case EventKind.WANTS:
             return Runnable(seen.vgpu)
