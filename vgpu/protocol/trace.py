@@ -123,7 +123,7 @@ TraceRecord = LeaseRecord | WaitRecord | BusyRecord | LaunchRecord | DrainRecord
 
 
 class TraceChunk(Reading):
-    """A part of a recording. ``vgpus``: those that no earlier chunk had. ``until_ns``: the chunks up to this one contain
+    """A part of a recording. ``vgpus``: those that no earlier chunk had. ``until_ns``: the chunks up to this one have
     everything that the server saw up to then. ``under_way``: leases and waits that are not over then, for a reader that
     gets no further chunk. ``lost``: events since the last chunk that did not fit, or were overwritten. The recording
     is over, at ``until_ns``, with the chunk that is ``done``.
