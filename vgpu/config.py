@@ -1,7 +1,7 @@
-"""The configuration file: what ``vgpuctl serve`` and its companions begin with where their command line is silent.
+"""The configuration file: the values of ``vgpuctl serve`` and other commands that their command line leaves open.
 
-``find`` says which file is meant, ``parse`` reads its text (pure), ``load`` does both. A key that nobody knows is an
-error, with its line and the nearest one that is known: what is misspelt must not be ignored for months.
+``find`` finds the file, ``parse`` reads its text (pure), ``load`` does both. An unknown key is an error, with its line
+and the nearest known key. Reason: a misspelt key must not be ignored for months.
 """
 
 from __future__ import annotations

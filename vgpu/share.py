@@ -1,4 +1,4 @@
-"""What a share means: the formula, in the one place where it stands.
+"""What a share means: the one place that states the formula.
 
 It is the last part of the help of each command that takes a share (vgpu/ctl), and what gpuserver/core computes:
 ``registry.py::share_of`` the first two lines, ``temporal.py`` and ``spatial.py`` the rest. docs/policy.md has the
