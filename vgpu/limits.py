@@ -31,7 +31,7 @@ class Limits(BaseModel):
     vgpus_per_user: int = _bound(
         64,
         "vGPUs of one user on one GPU",
-        "A GPU has 256 keys; four users who take all that they may fill them.",
+        "A GPU has 256 keys; four users that take all that they may fill them.",
         least=1,
         most=256,
     )

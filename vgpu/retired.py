@@ -1,4 +1,4 @@
-"""Public words that have another name now. Each old word works for one release, and says so.
+"""Public words that have another name now. Each old word works for one release, with a message about the new one.
 
 Only this module and CHANGELOG.md have the words; ``tests/vocabulary/test_retired.py`` holds that.
 """

@@ -94,7 +94,7 @@ def _checked_idle(value: int) -> int:
 
 
 def checked_period(value: int) -> int:
-    """``value`` (nanoseconds) if one round of turns may take that long; ``ValueError`` if not."""
+    """``value`` (nanoseconds) if one round of leases may take that long; ``ValueError`` if not."""
     if not SHORTEST_PERIOD_NS <= value <= LONGEST_PERIOD_NS:
         shortest, longest = format_duration(SHORTEST_PERIOD_NS), format_duration(LONGEST_PERIOD_NS)
         raise ValueError(f"{format_duration(value)} is not between {shortest} and {longest}")

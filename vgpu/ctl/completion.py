@@ -14,7 +14,7 @@ _CHUNK: Final = 1 << 16
 
 
 def vgpus(incomplete: str) -> list[tuple[str, str]]:
-    """Ids and names that begin with ``incomplete``, each with a word on it."""
+    """Ids and names that begin with ``incomplete``, each with a short description."""
     found = []
     for vgpu in ask("list", "vgpus"):
         spec = vgpu.get("spec") or {}

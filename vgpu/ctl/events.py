@@ -63,7 +63,7 @@ def events(
     ] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
-    """What happened on this node, and who did it. With -f, JSON is one object per line."""
+    """What happened on this node, and by which user. With -f, JSON is one object per line."""
     since_unix_s, kinds = parse_since(since), tuple(kind or ())
     if not follow:
         past = _past(vgpu, since_unix_s, lines, kinds)

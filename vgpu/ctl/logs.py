@@ -48,7 +48,7 @@ class Place:
 
 
 def logs(
-    whose: Annotated[
+    subject: Annotated[
         list[str] | None,
         typer.Argument(metavar="[node | gpu N | VGPU]", help="The node's own, those of a GPU, what is about a vGPU."),
     ] = None,
@@ -61,7 +61,7 @@ def logs(
     """Logs of the node and its GPU Servers, by time. With -f, JSON is one object per line."""
     from vgpu.node.loglines import Wanted, merged
 
-    source, vgpu = _chosen(whose or [])
+    source, vgpu = _chosen(subject or [])
     wanted = Wanted(parse_since(since), level.value, vgpu)
     place = _place()
     if place.elsewhere and source in ("", "node"):
@@ -86,9 +86,9 @@ def logs(
             _follow(reader, wanted, show)
 
 
-def _chosen(whose: Sequence[str]) -> tuple[str, str]:
+def _chosen(subject: Sequence[str]) -> tuple[str, str]:
     """What the arguments name: a source ("": all), and the id of a vGPU ("": any)."""
-    match list(whose):
+    match list(subject):
         case []:
             return "", ""
         case ["node"]:

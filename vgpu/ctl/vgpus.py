@@ -56,7 +56,7 @@ def _print_made(vgpu: VgpuStatus, form: Created) -> None:
 
 
 def warn(vgpu: VgpuStatus) -> None:
-    """On stderr, what is not as it was asked for; inspect says it again."""
+    """Print the vGPU's warnings on stderr; inspect prints them again."""
     for warning in vgpu.warnings:
         say(f"{vgpu.vgpu_id}: {warning}")
 
@@ -109,7 +109,7 @@ def inspect(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
 
 
 def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
-    """Everything about it that has a name."""
+    """The facts about a vGPU, by name."""
     from vgpu.units import counted, format_bytes, format_duration
 
     vgpu, gpu = detail.vgpu, detail.gpu

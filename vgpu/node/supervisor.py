@@ -268,18 +268,18 @@ class Node:
             case Migrate(vgpu=reference, gpu=choice):
                 return await self._migrate(await self._find(reference, uid), choice, uid)
             case List():
-                return VgpuList(vgpus=(await self._survey.look()).vgpus)
+                return VgpuList(vgpus=(await self._survey.snapshot()).vgpus)
             case Processes(vgpu=reference):
                 return await self._list_processes(reference, uid)
             case Gpus():
-                return GpuList(gpus=(await self._survey.look()).gpus)
+                return GpuList(gpus=(await self._survey.snapshot()).gpus)
             case SetGpu(gpu=choice):
-                gpu = find_gpu(choice, (await self._survey.look()).gpus)
+                gpu = find_gpu(choice, (await self._survey.snapshot()).gpus)
                 return await self._forward(gpu.index, request, uid, GpuStatus, CHANGE_S)
             case Status():
-                return self._status(await self._survey.look())
+                return self._status(await self._survey.snapshot())
             case GetSnapshot():
-                return await self._survey.look()
+                return await self._survey.snapshot()
             case GetMetrics():
                 return await self._survey.meter(uid)
             case Events():
@@ -310,7 +310,7 @@ class Node:
         return reading
 
     async def _admit(self, request: Create, peer: Peer) -> Creation:
-        snapshot = await self._survey.look()
+        snapshot = await self._survey.snapshot()
         gpus = [vgpu.gpu_index for vgpu in snapshot.vgpus if _answers(vgpu, request.request_id, peer.uid)]
         if not gpus:
             if request.spec.name is not None:
@@ -342,7 +342,7 @@ class Node:
                 return await creation.confirm()
             finally:
                 creation.close()
-        for vgpu in (await self._survey.look()).vgpus:  # confirmed before, perhaps, and the answer was lost
+        for vgpu in (await self._survey.snapshot()).vgpus:  # confirmed before, perhaps, and the answer was lost
             if _answers(vgpu, request_id, uid):
                 return await self._forward(vgpu.gpu_index, Confirm(request_id=request_id), uid, Confirmed, CHANGE_S)
         raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
@@ -353,7 +353,7 @@ class Node:
         vgpu_id = vgpu.vgpu_id
         if choice.lower() == "auto":
             raise VgpuError(ErrorCode.INVALID, "a vGPU moves to a GPU that is named", "--gpu INDEX; vgpuctl gpu ls")
-        [gpu] = candidates(choice, (await self._survey.look()).gpus)
+        [gpu] = candidates(choice, (await self._survey.snapshot()).gpus)
         goes_on = vgpu.state == "moving"
         if gpu.index != vgpu.gpu_index:
             move = Migrate(vgpu=vgpu_id, gpu=str(gpu.index))
@@ -377,7 +377,7 @@ class Node:
 
     async def _refuse_taken_name(self, name: str, owner_uid: int, but: str = "") -> None:
         """Names are unique per owner. Another owner may use the same name."""
-        for vgpu in (await self._survey.look()).vgpus:
+        for vgpu in (await self._survey.snapshot()).vgpus:
             if vgpu.name == name and vgpu.owner_uid == owner_uid and vgpu.vgpu_id != but:
                 hint = f"choose another --name; vgpuctl rm {name} removes that one"
                 raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
@@ -387,7 +387,7 @@ class Node:
         the server."""
         deadline = trio.current_time() + RESTART_S
         while True:
-            snapshot = await self._survey.look()
+            snapshot = await self._survey.snapshot()
             away = {gpu.index: gpu.reason for gpu in snapshot.gpus if gpu.state == "restarting"}
             try:
                 vgpu = find_vgpu(reference, snapshot.vgpus, uid)
@@ -481,7 +481,7 @@ class Node:
 
     async def _what_happened(self, asked: Events, uid: int) -> EventList:
         history = self._events.history
-        vgpu_id = history.meant(asked.vgpu, (await self._survey.look()).vgpus, uid) if asked.vgpu else ""
+        vgpu_id = history.meant(asked.vgpu, (await self._survey.snapshot()).vgpus, uid) if asked.vgpu else ""
         return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
 
     async def _watch(self, watch: Watch, uid: int) -> AsyncGenerator[Notice, None]:
@@ -493,7 +493,7 @@ class Node:
             due = trio.current_time()
             while True:
                 if watch.snapshots and trio.current_time() >= due:
-                    yield Notice(id=watch.id, snapshot=only(wanted, await self._survey.look()))
+                    yield Notice(id=watch.id, snapshot=only(wanted, await self._survey.snapshot()))
                     due = max(due + watch.interval_ns / 1e9, trio.current_time())
                 event = None
                 with trio.move_on_at(due if watch.snapshots else float("inf")):
@@ -507,7 +507,7 @@ class Node:
     async def _trace(self, trace: Trace, uid: int) -> AsyncGenerator[Notice, None]:
         """Pass on what one server records. If this generator is closed early, it ends the link, and the server drops
         the recording."""
-        gpu = find_gpu(trace.gpu, (await self._survey.look()).gpus)
+        gpu = find_gpu(trace.gpu, (await self._survey.snapshot()).gpus)
         process = self._processes[gpu.index]
         if not process.serving:
             raise _not_served(gpu.index, process.reason or SILENT)

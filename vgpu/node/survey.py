@@ -62,16 +62,16 @@ class StatusCollector:
 
     # --- what can be asked
 
-    async def look(self) -> Snapshot:
+    async def snapshot(self) -> Snapshot:
         """The state of all servers. A server that does not answer is represented by its last readings.
 
         A vGPU that changes its GPU while both servers are asked may be in neither answer. The new GPU's server may have
         answered before the vGPU came, and the old one's after it went. So if a vGPU is missing, the servers are asked
         once more.
         """
-        found = merge_snapshots(await self._of_each(self._look_at), time.time())
+        found = merge_snapshots(await self._of_each(self._snapshot_of), time.time())
         if self._known - ids_of(found):
-            found = merge_snapshots(await self._of_each(self._look_at), time.time())
+            found = merge_snapshots(await self._of_each(self._snapshot_of), time.time())
         self._known = ids_of(found)
         return found
 
@@ -122,7 +122,7 @@ class StatusCollector:
                 nursery.start_soon(collect, process)
         return [part for _, part in sorted(found.items())]
 
-    async def _look_at(self, process: ServerProcess) -> Snapshot:
+    async def _snapshot_of(self, process: ServerProcess) -> Snapshot:
         now = await self._ask(process, os.geteuid(), GetSnapshot(), Snapshot)
         return self._last_of(process) if now is None else self._heard(process, now)
 

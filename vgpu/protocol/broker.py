@@ -1,6 +1,6 @@
 """Messages between a GPU Server and the brokers of its vGPUs, and between a broker and the hooks.
 
-Server and broker trust each other: same software, same user. A hook's ``Attach`` is a tenant's word.
+Server and broker trust each other: same software, same user. A hook's ``Attach`` comes from a tenant, and is checked.
 """
 
 from __future__ import annotations

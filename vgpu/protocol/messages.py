@@ -185,7 +185,7 @@ class Gpus(Request):
 
 
 class SetGpu(Request):
-    """Change a GPU → ``GpuStatus``. ``mode`` only while no process is attached; ``period_ns``: one round of turns;
+    """Change a GPU → ``GpuStatus``. ``mode`` only while no process is attached; ``period_ns``: one round of leases;
     ``window_ns``: the most predicted GPU time in flight, from the next lease on."""
 
     op: Literal["set-gpu"] = "set-gpu"
@@ -369,7 +369,7 @@ class VgpuStatus(Reading):
 
 
 class ProcessReading(Reading):
-    """One process attached to a vGPU. Everything but ``pid`` and ``alive`` is the process's own word."""
+    """One process attached to a vGPU. The process itself reports everything but ``pid`` and ``alive``."""
 
     vgpu_id: str
     gpu_index: int
@@ -383,7 +383,7 @@ class ProcessReading(Reading):
     memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, array, graph
     memory_implicit_bytes: int  # NVML's figure minus committed, if positive
     memory_driver_bytes: int = 0  # NVML's figure
-    memory_drift_bytes: int = 0  # what its ledger says beyond that, if it is much
+    memory_drift_bytes: int = 0  # what its ledger has beyond that, if it is much
     memory_away_bytes: int = 0  # of its memory in the host's, swapped
     memory_peak_bytes: int
     memory_refusals: int
@@ -399,7 +399,7 @@ class ProcessReading(Reading):
     gate_wait_ns: int
     longest_kernel_ns: int
     sm_planned: int = 0  # SMs that MPS should give it; 0: it is not limited
-    sm_count: int = 0  # SMs that its driver says it has; 0: temporal mode, or not known
+    sm_count: int = 0  # SMs that it has, by its driver; 0: temporal mode, or not known
 
 
 class Confirmed(Reading):
@@ -459,7 +459,7 @@ class GpuStatus(Reading):
     reason: Line = ""
     mode: ModeName
     mode_reason: Line  # why this mode: the default, asked for, or why auto chose it
-    period_ns: int  # temporal: one round of turns; spatial: length of a round
+    period_ns: int  # temporal: one round of leases; spatial: length of a round
     sm_count: int
     total_memory_bytes: int
     used_memory_bytes: int  # as NVML reports, of all processes

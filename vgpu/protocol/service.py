@@ -177,15 +177,15 @@ async def open_link(path: Path, hello: Hello) -> tuple[MessageStream, Welcome]:
     try:
         link = await connect(path)
     except OSError as error:
-        raise VgpuError(ErrorCode.UNAVAILABLE, f"nobody answers at {path}: {error.strerror}") from error
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"no process answers at {path}: {error.strerror}") from error
     try:
         await link.send(hello.model_dump(mode="json"))
         with trio.move_on_after(HELLO_S):
             return link, Welcome.model_validate(checked(await link.receive()))
-        raise VgpuError(ErrorCode.TIMEOUT, f"whoever listens at {path} did not answer hello within {HELLO_S:g} s")
+        raise VgpuError(ErrorCode.TIMEOUT, f"the process at {path} did not answer hello within {HELLO_S:g} s")
     except OSError as error:  # it died before it had read
         link.close()
-        raise VgpuError(ErrorCode.UNAVAILABLE, f"whoever listened at {path} is gone: {error.strerror}") from error
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"the process at {path} is gone: {error.strerror}") from error
     except BaseException:
         link.close()
         raise
