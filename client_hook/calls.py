@@ -1,8 +1,9 @@
 """Driver functions that the hook intercepts for one reason: so that it knows when a thread is in one of them.
 
-A program that stands still, checkpointed, waits inside the driver in whatever it calls. Of a vGPU that is to come back
-by itself (--idle-suspend) somebody has to notice that. Calls that only read what the process itself knows do not wait,
-and are not here; nor are those that get a structure by value (``cuIpcOpenMemHandle``, ``cuIpcOpenEventHandle``).
+A checkpointed program waits inside the driver, in whatever function it calls. If its vGPU is to resume by itself
+(--idle-suspend), the hook must notice that call. Calls that only read what the process itself knows do not wait, and
+are not here. Calls that get a structure by value are not here either (``cuIpcOpenMemHandle``,
+``cuIpcOpenEventHandle``).
 
 One function a line: its name, the width of each argument (``p``: eight bytes, ``i``: four; ``-``: there is none), its
 version, and the version of its twin for per-thread default streams, if it has one. Names and versions: cuda.h and

@@ -1,7 +1,7 @@
 """What this machine lacks to share a GPU, and what to type about it.
 
-``probe`` looks (it starts one child process, so that neither a broken driver nor a preloaded hook can hurt the caller);
-``diagnose`` judges what was seen, and is pure.
+``probe`` reads the machine. It starts one child process, so that neither a broken driver nor a preloaded hook can hurt
+the caller. ``diagnose`` judges what ``probe`` found, and is pure.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _F_SEAL_FUTURE_WRITE: Final = 0x10  # fcntl.h; the fcntl module does not name it
 
 
 class Verdict(StrEnum):
-    """What a check came to."""
+    """The result of a check."""
 
     OK = "ok"
     NOTE = "note"  # works, but something to know
@@ -61,16 +61,16 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class DriverFacts:
-    """What the CUDA driver and NVML of this machine say; ``*_error`` is "" where they work."""
+    """What the CUDA driver and NVML of this machine report; ``*_error`` is "" if they work."""
 
     version: str = ""
-    cuda_error: str = "libcuda.so.1 was not looked at"
+    cuda_error: str = "libcuda.so.1 was not checked"
     cuda_devices: int = 0
     cuda_path: str = ""
-    nvml_error: str = "libnvidia-ml.so.1 was not looked at"
+    nvml_error: str = "libnvidia-ml.so.1 was not checked"
     gpus: tuple[str, ...] = ()
     exclusive_gpus: tuple[int, ...] = ()
-    """Indices of GPUs whose compute mode admits a single process, or none."""
+    """Indices of GPUs with a compute mode that admits a single process, or none."""
     mig_gpus: tuple[int, ...] = ()
 
 
@@ -101,7 +101,7 @@ class Facts:
     """Pipe directory of an MPS daemon that is not ours, "" if there is none."""
     driver: DriverFacts = field(default_factory=DriverFacts)
     node_uid: int | None = None
-    """Whose node listens in the runtime directory."""
+    """The uid of the node that listens in the runtime directory; None: there is none."""
 
 
 def diagnose(facts: Facts) -> Iterator[Finding]:
@@ -194,7 +194,7 @@ def _hook(facts: Facts) -> Iterator[Finding]:
 
 
 def _directories(facts: Facts) -> Iterator[Finding]:
-    if facts.node_uid not in {None, facts.uid}:  # whoever uses another's node makes nothing there
+    if facts.node_uid not in {None, facts.uid}:  # a user of another user's node creates nothing there
         yield Finding(
             "runtime directory", Verdict.OK, f"{facts.runtime_dir}, where a node of uid {facts.node_uid} runs"
         )
@@ -210,11 +210,11 @@ def _directories(facts: Facts) -> Iterator[Finding]:
     )
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
+# --- probing --------------------------------------------------------------------------------------------------------
 
 
 def probe(runtime_dir: Path, state_dir: Path, user: UserInstallation) -> Facts:
-    """Looks at this machine for a node in these directories."""
+    """Reads the facts of this machine, for a node in these directories."""
     hook_error, hook_hint = _hook_state()
     return Facts(
         machine=platform.machine(),
@@ -250,13 +250,13 @@ def probe_driver(environment: Mapping[str, str] = os.environ) -> DriverFacts:
     command = interpreter.command("client_hook.doctor")
     try:
         answer = subprocess.run(command, env=clean, capture_output=True, text=True, timeout=20, check=False)
-        told: dict[str, Any] = json.loads(answer.stdout)
+        found: dict[str, Any] = json.loads(answer.stdout)
     except subprocess.TimeoutExpired:
-        told = {"cuda_error": "the driver did not answer within 20 seconds", "nvml_error": "not asked"}
+        found = {"cuda_error": "the driver did not answer within 20 seconds", "nvml_error": "not asked"}
     except ValueError:
-        told = {"cuda_error": f"asking the driver ended with exit code {answer.returncode}", "nvml_error": "not asked"}
-    lists = {name: tuple(value) for name, value in told.items() if isinstance(value, list)}
-    return DriverFacts(**({"version": _kernel_module_version()} | told | lists))
+        found = {"cuda_error": f"asking the driver ended with exit code {answer.returncode}", "nvml_error": "not asked"}
+    lists = {name: tuple(value) for name, value in found.items() if isinstance(value, list)}
+    return DriverFacts(**({"version": _kernel_module_version()} | found | lists))
 
 
 def _ask_driver() -> dict[str, Any]:
@@ -345,7 +345,7 @@ def _opens_pidfds() -> bool:
 
 
 def _unwritable(directory: Path) -> str:
-    """Why nothing can be made in ``directory``, looking at the nearest part of it that exists; "" if it can."""
+    """Why nothing can be created in ``directory``, by the nearest part of it that exists; "" if it can."""
     nearest = next(part for part in (directory, *directory.parents) if part.exists())
     if not nearest.is_dir():
         return f"{nearest} is not a directory"
@@ -353,7 +353,7 @@ def _unwritable(directory: Path) -> str:
 
 
 def node_uid(control_socket: Path) -> int | None:
-    """Whose process listens there; None: nobody does."""
+    """The uid of the process that listens there; None: no process does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.settimeout(_ANSWER_S)
         try:

@@ -1,4 +1,4 @@
-"""What this package says when it cannot do its part: one line, and what to type next."""
+"""The errors of this package: one line, and what to type next."""
 
 from __future__ import annotations
 

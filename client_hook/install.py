@@ -1,12 +1,12 @@
-"""Putting the hook where a plain ``export VGPU_ID=…`` finds it, and taking it away again.
+"""Installs the hook where a plain ``export VGPU_ID=…`` finds it, and removes it again.
 
 Per user: a copy under ``~/.local/lib/vgpu`` and one line in the start-up files of the shells, beside an environment.d
 file for desktop sessions. System-wide: a copy under ``/usr/local/lib/vgpu`` and a line in ``/etc/ld.so.preload``.
 
-A broken entry in ``ld.so.preload`` is loaded by everything including the rescue shell, so the copy is tried on
-``/bin/true`` first, the file appears by one rename, and is tried again; what was there before comes back if that fails.
-Copies lie outside any virtual environment: deleting an environment must not leave every process of a user with a
-dangling preload.
+Every process loads a broken entry in ``ld.so.preload``, even the rescue shell. So the installer first tries the copy on
+``/bin/true``. Then it writes the file by one rename, and tries again. If that fails, it restores what was there before.
+Copies lie outside any virtual environment. Reason: the deletion of an environment must not leave every process of a
+user with a dangling preload.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from client_hook.errors import HookError
 MARK: Final = "# st-vgpu hook, see vgpuctl hook"
 _PROBE: Final = "/bin/true"
 OTHER_USER: Final = 65534
-"""nobody: what it can read, every user can."""
+"""The uid of the user ``nobody``: every user can read what this one can read."""
 _LOGIN_FILES: Final = (".bash_profile", ".bash_login", ".profile")
 _BASHRC: Final = ".bashrc"
 _OTHER_FILES: Final = (".zshenv", ".zshrc")
@@ -103,7 +103,7 @@ class UserInstallation:
 
 @dataclass(frozen=True, slots=True)
 class SystemInstallation:
-    """The hook for every process of the machine whose root directory is ``root``."""
+    """The hook for every process of the machine with the root directory ``root``."""
 
     root: Path = Path("/")
 
@@ -143,7 +143,7 @@ class SystemInstallation:
                     found = part.stat()
                     if found.st_uid not in {0, os.geteuid()}:
                         raise HookError(
-                            f"{part} belongs to uid {found.st_uid}, who could replace what every process loads",
+                            f"{part} belongs to uid {found.st_uid}, which could replace what every process loads",
                             f"chown root {part}",
                         )
                     if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
@@ -153,7 +153,8 @@ class SystemInstallation:
                         )
 
     def _check_readable(self) -> None:
-        """By every user: ld.so complains at each command of one that cannot read it, and goes on without the hook."""
+        """Raise if some user cannot read the library. For such a user ld.so complains at each command, and goes on
+        without the hook."""
         for part in self.library.parents:
             if part.is_relative_to(self.root) and part != self.root and not part.stat().st_mode & stat.S_IXOTH:
                 raise HookError(
@@ -164,7 +165,7 @@ class SystemInstallation:
 
     @contextmanager
     def _undone(self) -> Iterator[None]:
-        """Whatever goes wrong meanwhile: preload file, library and directories become what they were."""
+        """If anything goes wrong meanwhile, restore the preload file, the library and the directories."""
         library = self.library.read_bytes() if self.library.exists() else None
         mode = stat.S_IMODE(self.library.stat().st_mode) if library is not None else 0
         before = self._read()
@@ -235,7 +236,8 @@ def preflight(library: Path | None, uid: int | None = None) -> None:
     """Runs ``/bin/true`` with ``library`` preloaded (None: with what the machine preloads by itself). ``uid``: as that
     user, if this one is root.
 
-    Raises :class:`HookError` if it dies, or if ld.so says a word: it reports what it cannot load, and goes on without.
+    Raises :class:`HookError` if it dies, or if it prints anything on stderr. Reason: ld.so reports there what it cannot
+    load, and goes on without it.
     """
     environment = {"PATH": os.defpath} | ({"LD_PRELOAD": str(library)} if library else {})
     try:
@@ -257,8 +259,8 @@ def preflight(library: Path | None, uid: int | None = None) -> None:
     if probe.returncode != 0 or probe.stderr:
         said = probe.stderr.decode(errors="replace").strip().splitlines()
         reason = said[0] if said else f"exit code {probe.returncode}"
-        who = f" as uid {uid}" if uid is not None else ""
-        raise HookError(f"{_PROBE} does not run{who} with {library or 'the preloaded libraries'}: {reason}", _REPORT)
+        user = f" as uid {uid}" if uid is not None else ""
+        raise HookError(f"{_PROBE} does not run{user} with {library or 'the preloaded libraries'}: {reason}", _REPORT)
 
 
 _REPORT: Final = "vgpuctl doctor"
@@ -288,7 +290,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def _publish(target: Path, content: bytes, mode: int) -> None:
-    """Whole or not at all: under another name first, then by one rename."""
+    """Write the file whole or not at all: under another name first, then by one rename."""
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as copy:
         try:

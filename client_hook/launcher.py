@@ -1,9 +1,9 @@
-"""Starting programs so that nobody notices the launcher: exit codes and signals pass through as Docker passes them.
+"""Starts programs so that the launcher is invisible: exit codes and signals pass through as Docker passes them.
 
 ``replace_process`` becomes the program (``vgpuctl exec``). ``Supervision`` stays behind to clean up (``vgpuctl run``).
 
-Ctrl-C in a terminal goes to the whole foreground group, so the program has it already, whereas ``kill`` names the
-launcher alone. The kernel tells which it was (``si_code``); only the latter is passed on.
+Ctrl-C in a terminal goes to the whole foreground group, so the program gets it by itself. ``kill`` reaches only the
+launcher. The kernel reports which of the two it was (``si_code``), and the launcher passes on only the latter.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PYTHON_IGNORES: Final = (signal.SIGPIPE, signal.SIGXFSZ)
 
 
 def replace_process(argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Becomes ``argv`` (looked up on the PATH of ``environment``). Raises :class:`CannotStart` if that cannot be."""
+    """Becomes ``argv`` (looked up on the PATH of ``environment``). Raises :class:`CannotStart` if it cannot."""
     sys.stdout.flush()
     sys.stderr.flush()
     for number in _PYTHON_IGNORES:

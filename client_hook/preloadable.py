@@ -1,4 +1,5 @@
-"""Whether a program would load the hook: looked at before it starts, for one that does not has the whole GPU.
+"""Whether a program would load the hook. ``vgpuctl`` checks it before the start, because a program without the hook has
+the whole GPU.
 
 The dynamic loader of glibc reads LD_PRELOAD. A statically linked program has no loader, another C library's loader
 cannot load the hook, and the loader ignores LD_PRELOAD in a program with more privileges than its caller (AT_SECURE).
@@ -20,7 +21,7 @@ from client_hook.errors import HookError
 MACHINES: Final = {3: "i386", 21: "ppc64", 40: "32-bit ARM", 62: "x86-64", 183: "aarch64", 243: "RISC-V"}
 UNKNOWN: Final = "and whether it loads the hook is not known"
 DEEPEST: Final = 6
-"""Scripts whose interpreter is a script: the kernel stops at five."""
+"""The longest chain of scripts that are each the interpreter of the one before: the kernel stops at five."""
 
 
 def check_preloadable(argv: Sequence[str], environment: Mapping[str, str], *, system_hook: bool, command: str) -> None:
@@ -106,7 +107,7 @@ def _of_elf(elf: Elf, path: Path) -> str:
 
 
 def _of_privileges(path: Path) -> str:
-    """The kernel's rule (security/commoncap.c): ids change, or a user who is not root gets capabilities."""
+    """The kernel's rule (security/commoncap.c): ids change, or a user other than root gets capabilities."""
     status = path.stat()
     if os.statvfs(path).f_flag & os.ST_NOSUID or _no_new_privileges():
         return ""

@@ -1,7 +1,7 @@
-"""Sanitizer runtimes that a program is linked with and that insist on being first: they go before the hook.
+"""Sanitizer runtimes that a program is linked with and that must be first: they go before the hook.
 
-gcc links them as shared libraries by default. AddressSanitizer ends a program at its start whose ``LD_PRELOAD`` has
-another library in front of it; the others intercept only what comes after them.
+gcc links them as shared libraries by default. AddressSanitizer ends a program at its start if ``LD_PRELOAD`` has
+another library in front of it. The others intercept only what comes after them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""What a shell and its machine do to vGPU programs and to a node, beyond driver and hook: what is left over in the
-environment, limits of the user, a container, a clock of its own, the disk.
+"""What in a shell and its machine affects vGPU programs and a node, beyond driver and hook: stale variables, limits of
+the user, a container, a time namespace, the disk.
 
-``probe`` looks; ``diagnose`` judges what was seen, and is pure. As ``client_hook.doctor`` does, which has the rest.
+``probe`` reads the machine. ``diagnose`` judges what ``probe`` found, and is pure. ``client_hook.doctor`` has the other
+checks, in the same two parts.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Surroundings:
     vgpu_id: str = ""
     log_level: str = ""
     state_dir: Path = Path("/var/lib/vgpu")
-    free_bytes: int | None = None  # None: nobody knows
+    free_bytes: int | None = None  # None: unknown
 
 
 def diagnose(found: Surroundings) -> Iterator[Finding]:
@@ -97,30 +98,30 @@ def _limits(found: Surroundings) -> Iterator[Finding]:
 def _shell(found: Surroundings) -> Iterator[Finding]:
     for hook in found.preloaded:
         if hook.state == "gone":
-            told = f"LD_PRELOAD names {hook.path}, which is not there: ld.so complains at every command"
-            yield Finding("preloaded hook", Verdict.NOTE, told, "unset LD_PRELOAD, or vgpuctl hook install")
+            text = f"LD_PRELOAD names {hook.path}, which is not there: ld.so complains at every command"
+            yield Finding("preloaded hook", Verdict.NOTE, text, "unset LD_PRELOAD, or vgpuctl hook install")
         elif hook.state == "stale":
-            told = f"{hook.path}, which this shell preloads, is of another version than this vgpuctl"
-            yield Finding("preloaded hook", Verdict.NOTE, told, "vgpuctl hook install, then a new shell")
+            text = f"{hook.path}, which this shell preloads, is of another version than this vgpuctl"
+            yield Finding("preloaded hook", Verdict.NOTE, text, "vgpuctl hook install, then a new shell")
     if found.preloaded and found.system_hook in {"current", "stale"}:
-        told = "LD_PRELOAD and /etc/ld.so.preload both name a hook; one is enough"
-        yield Finding("preloaded hook", Verdict.NOTE, told, "vgpuctl hook uninstall, and unset LD_PRELOAD")
+        text = "LD_PRELOAD and /etc/ld.so.preload both name a hook; one is enough"
+        yield Finding("preloaded hook", Verdict.NOTE, text, "vgpuctl hook uninstall, and unset LD_PRELOAD")
     if found.system_hook == "gone":
-        told = "/etc/ld.so.preload names a hook that is not there: ld.so complains at every command"
-        yield Finding("system hook", Verdict.MISSING, told, "sudo vgpuctl hook uninstall --system")
+        text = "/etc/ld.so.preload names a hook that is not there: ld.so complains at every command"
+        yield Finding("system hook", Verdict.MISSING, text, "sudo vgpuctl hook uninstall --system")
     elif found.system_hook == "stale":
-        told = "of another version than this vgpuctl"
-        yield Finding("system hook", Verdict.NOTE, told, "sudo vgpuctl hook install --system")
+        text = "of another version than this vgpuctl"
+        yield Finding("system hook", Verdict.NOTE, text, "sudo vgpuctl hook install --system")
     if found.simulation and not found.simulation_there:
-        told = f"VGPU_SIM_DIR is {found.simulation}, which is not there: left over from a node that is gone"
-        yield Finding("simulated GPUs", Verdict.NOTE, told, "unset VGPU_SIM_DIR LD_LIBRARY_PATH, or open a new shell")
+        text = f"VGPU_SIM_DIR is {found.simulation}, which is not there: left over from a node that is gone"
+        yield Finding("simulated GPUs", Verdict.NOTE, text, "unset VGPU_SIM_DIR LD_LIBRARY_PATH, or open a new shell")
     elif found.simulation and not found.vgpu_id:
-        told = f"programs of this shell find those in {found.simulation}, whole, since VGPU_ID is not set"
-        yield Finding("simulated GPUs", Verdict.NOTE, told, "unset VGPU_SIM_DIR LD_LIBRARY_PATH, or open a new shell")
+        text = f"programs of this shell find those in {found.simulation}, whole, since VGPU_ID is not set"
+        yield Finding("simulated GPUs", Verdict.NOTE, text, "unset VGPU_SIM_DIR LD_LIBRARY_PATH, or open a new shell")
     if found.log_level.lower() not in {"", "info"}:
-        told = f"VGPU_LOG_LEVEL is {found.log_level}: a node that is started here tells "
-        told += "much, and its logs turn over soon" if found.log_level.lower() == "debug" else "less than is usual"
-        yield Finding("log level", Verdict.NOTE, told, "unset VGPU_LOG_LEVEL")
+        text = f"VGPU_LOG_LEVEL is {found.log_level}: a node that is started here logs "
+        text += "much, and its logs turn over soon" if found.log_level.lower() == "debug" else "less than is usual"
+        yield Finding("log level", Verdict.NOTE, text, "unset VGPU_LOG_LEVEL")
 
 
 def _disk(found: Surroundings) -> Iterator[Finding]:
@@ -136,11 +137,11 @@ def _disk(found: Surroundings) -> Iterator[Finding]:
     yield Finding("disk", Verdict.MISSING if full else Verdict.NOTE, f"{shown}: {lost}", fix)
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
+# --- probing --------------------------------------------------------------------------------------------------------
 
 
 def probe(state_dir: Path, environment: Mapping[str, str] = os.environ, root: Path = Path("/")) -> Surroundings:
-    """Looks at this shell, and at the machine below ``root``."""
+    """Reads this shell's environment, and the machine below ``root``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     simulation = environment.get("VGPU_SIM_DIR", "")
     return Surroundings(
@@ -171,7 +172,7 @@ def _state(copy: Path) -> str:
     except FileNotFoundError:
         return "gone"
     except (OSError, HookError):
-        return "current"  # nobody can tell, so nobody complains
+        return "current"  # the comparison is impossible, so there is no finding
 
 
 def _system_hook(installation: SystemInstallation) -> str:

@@ -1,4 +1,4 @@
-"""What is known of one function of the driver that the hook intercepts or calls (symbols.py lists them)."""
+"""The description of one function of the driver that the hook intercepts or calls (symbols.py lists them)."""
 
 from __future__ import annotations
 
@@ -35,13 +35,14 @@ class Symbol:
     """``NAME(arguments)``: ``vgpu_NAME`` lets the call through, or returns the reason for a refusal
     (``cython_ext/hook/entry/transfers.pyx``)."""
     after: str = ""
-    """``NAME(arguments)``: ``vgpu_NAME`` is told of a call that succeeded."""
+    """``NAME(arguments)``: the wrapper calls ``vgpu_NAME`` after a call that succeeded."""
     bare: bool = False
-    """Intercepted only so that it is known that a thread is in it."""
+    """The hook intercepts it only to know that a thread is in it."""
 
     @property
     def counted(self) -> bool:
-        """Whether it is known while a thread is in it (``Thread.calling``). Launches are not: they pass the gate."""
+        """Whether the hook knows that a thread is in it (``Thread.calling``). It does not for launches: they pass the
+        gate."""
         return self.library == "cuda" and (self.bare or not self.name.startswith(_UNCOUNTED))
 
     @property
@@ -53,8 +54,8 @@ class Symbol:
 
     @property
     def guarded(self) -> bool:
-        """Whether no thread is cancelled in it (``vgpu_hold_cancel``). The doors hold nothing, functions that are only
-        counted leave that to the driver, and launches hold cancellation up themselves, off the fast path."""
+        """Whether no thread can be cancelled in it (``vgpu_hold_cancel``). Symbol lookup holds nothing. Functions that
+        are only counted leave cancellation to the driver. Launches hold it up themselves, off the fast path."""
         fast = self.name.startswith(_FAST) and not self.name.startswith(_SEVERAL)
         return self.intercepted and not self.bare and not fast and not self.name.startswith("cuGetProcAddress")
 

@@ -1,12 +1,16 @@
 """The one list of driver functions that the hook intercepts or calls. Everything else is derived from it.
 
-``cython_ext/generate_hook.py`` makes of it: the linker's export list, the table by which ``dlsym`` and
-``cuGetProcAddress`` find a wrapper, a typed call of the real function for each entry (``real_NAME``), and the wrappers
-that only ask before the call or tell after it (``before``, ``after``), or do nothing else at all (``bare``). The other
-wrappers, functions called NAME, stand in ``cython_ext/hook/*/*.pyx``; the link fails if one is missing.
+``cython_ext/generate_hook.py`` generates from it:
 
-To intercept one more function: add a line here; without ``before``, ``after`` or ``bare``, write the function NAME
-there. docs/driver-functions.md says of every function of the driver what becomes of it.
+* the linker's export list,
+* the table by which ``dlsym`` and ``cuGetProcAddress`` find a wrapper,
+* a typed call of the real function for each entry (``real_NAME``),
+* the wrappers that only call one function before or after the real one (``before``, ``after``), or none (``bare``).
+
+The other wrappers, functions called NAME, are in ``cython_ext/hook/*/*.pyx``. The link fails if one is missing.
+
+To intercept one more function: add a line here. Without ``before``, ``after`` or ``bare``, write the function NAME
+there. docs/driver-functions.md says for every function of the driver what the hook does with it.
 
 Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.5, nvml.h. Arguments are written with plain C types
 (handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without
@@ -262,7 +266,7 @@ SYMBOLS: tuple[Symbol, ...] = (
         "prefetch_batch(sizes, count)",
         twin=13000,
     ),
-    # --- the current context, whose default stream is meant, becomes another (threads.pyx)
+    # --- the current context changes, and with it the default stream (app_threads.pyx)
     *_turn("cuCtxSetCurrent", "void* context", 4000),
     *_turn("cuCtxPushCurrent", "void* context", 2000),
     *_turn("cuCtxPushCurrent_v2", "void* context", 4000, base="cuCtxPushCurrent"),

@@ -59,7 +59,7 @@ def _ends(schema: _Schema, least: float, most: float) -> _Schema:
 
 
 class Bounded(BaseModel):
-    """Base of what is told: numbers are what msgpack carries."""
+    """Base of answers: numbers are bounded by what msgpack carries."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:
@@ -67,7 +67,7 @@ class Bounded(BaseModel):
 
 
 class BoundedRequest(BaseModel):
-    """Base of what a peer asks: numbers are what SQLite keeps, texts and lists have an end."""
+    """Base of requests: numbers are bounded by what SQLite keeps, and texts and lists have a longest length."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> Any:

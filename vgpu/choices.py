@@ -1,4 +1,5 @@
-"""What a specification chooses from; without pydantic, whose import the options of vgpuctl would have to wait for."""
+"""The choices of a specification. This module does not import pydantic, so that vgpuctl's options need not wait for
+that import."""
 
 from __future__ import annotations
 

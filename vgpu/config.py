@@ -1,7 +1,7 @@
-"""The configuration file: what ``vgpuctl serve`` and its companions begin with where their command line is silent.
+"""The configuration file: the values of ``vgpuctl serve`` and other commands that their command line leaves open.
 
-``find`` says which file is meant, ``parse`` reads its text (pure), ``load`` does both. A key that nobody knows is an
-error, with its line and the nearest one that is known: what is misspelt must not be ignored for months.
+``find`` finds the file, ``parse`` reads its text (pure), ``load`` does both. An unknown key is an error, with its line
+and the nearest known key. Reason: a misspelt key must not be ignored for months.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _size(value: Any) -> Any:
 
 
 def _duration(value: Any, info: ValidationInfo) -> Any:
-    """In a file, a number without a unit is refused as it is on the command line."""
+    """A duration. In a file, a number without a unit is refused as it is on the command line."""
     return parse_duration_ns(str(value)) if info.context == _IN_FILE else value
 
 
@@ -63,8 +63,8 @@ class GpuConfig(_Section):
 
 
 class ServeConfig(_Section):
-    """``[serve]``: what the options of ``vgpuctl serve`` say. ``gpus`` None: all; ``host_memory_bytes`` None: half of
-    the host's; ``period_ns``, ``window_ns`` None: what ``vgpuctl gpu set`` left, else the policy's."""
+    """``[serve]``: as the options of ``vgpuctl serve``. ``gpus`` None: all; ``host_memory_bytes`` None: half of the
+    host's; ``period_ns``, ``window_ns`` None: the last ones of ``vgpuctl gpu set``, else the policy's."""
 
     gpus: Annotated[tuple[Annotated[int, Field(ge=0, lt=MOST_GPUS)], ...], Field(min_length=1)] | None = None
     simulate: int = Field(0, ge=0, le=MOST_SIMULATED)
@@ -91,8 +91,9 @@ class Config(_Section):
     limits: Limits = Limits()
 
     def with_options(self, **options: Any) -> Config:
-        """With what the command line of ``serve`` says (None: nothing) in place of what stands here, for every GPU;
-        keys as in ``[serve]``. Simulated GPUs that the command line asks for are none of those that stand here.
+        """This configuration with the options of ``serve``'s command line (None: not given), which count for every GPU.
+        The keys are those of ``[serve]``. If the command line asks for another number of simulated GPUs, ``gpus`` and
+        the sections of single GPUs do not count.
 
         ``VgpuError`` (invalid) names the option that is wrong.
         """
@@ -117,7 +118,7 @@ class Config(_Section):
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """What is wrong with a file; ``line`` counts from 1, 0 is the file as a whole."""
+    """An error in a file; ``line`` counts from 1, 0 is the file as a whole."""
 
     line: int
     message: str
@@ -128,7 +129,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A configuration, the file it came from (None: there is no file, all is default) and what stood there."""
+    """A configuration, its file (None: there is no file, all is default) and the file's text."""
 
     config: Config
     path: Path | None = None
@@ -204,7 +205,7 @@ def retired(text: str) -> list[Problem]:
 
 
 def known_keys(*sections: str) -> list[str]:
-    """What may be written under ``sections`` (a name that is a GPU's index stands for any)."""
+    """The keys that ``sections`` may have (a GPU's index stands for that of any GPU)."""
     of_section: dict[str, type[BaseModel]] = {"gpu": GpuConfig, "serve": ServeConfig, "limits": Limits}
     model = of_section.get(sections[0], ListenConfig) if sections else Config
     return [field.alias or name for name, field in model.model_fields.items()]
@@ -231,9 +232,10 @@ def _holds(table: Mapping[str, Any], keys: tuple[str, ...]) -> bool:
 
 
 def line_of(text: str, keys: tuple[str, ...]) -> int:
-    """The line, from 1, that speaks of ``keys`` or of the longest beginning of it; 0 if none does.
+    """The line, from 1, that has ``keys`` or the longest beginning of it; 0 if none does.
 
-    tomllib forgets lines. Tables, dotted and quoted keys are recognised; within an inline table the line of the table.
+    tomllib does not keep lines. This function recognises tables, and dotted and quoted keys. For a key within an inline
+    table it returns the line of the table.
     """
     best, at = 0, 0
     table: tuple[str, ...] = ()

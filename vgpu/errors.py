@@ -8,7 +8,7 @@ from typing import Final
 
 
 class ErrorCode(StrEnum):
-    """Why a request was refused. Stable: scripts and exit codes hang on these words."""
+    """Why a request was refused. The words are stable: scripts and exit codes depend on them."""
 
     INVALID = "invalid"  # the request itself makes no sense, wherever it is sent
     NOT_FOUND = "not-found"  # no such vGPU or GPU
@@ -20,8 +20,8 @@ class ErrorCode(StrEnum):
     FULL = "full"  # a vGPU with all process slots taken
     REMOVED = "removed"  # the vGPU is being removed
     MODE = "mode"  # not possible in the GPU's mode
-    UNREACHABLE = "unreachable"  # nobody answers on the socket
-    TIMEOUT = "timeout"  # somebody listens, but did not answer in time
+    UNREACHABLE = "unreachable"  # no process answers on the socket
+    TIMEOUT = "timeout"  # a process listens, but did not answer in time
     VERSION = "version"  # the two ends do not understand each other
     PROTOCOL = "protocol"  # a peer broke the rules of a link
     UNAVAILABLE = "unavailable"  # known, but down at this moment (being restarted)
@@ -31,8 +31,8 @@ class ErrorCode(StrEnum):
 class VgpuError(Exception):
     """A refusal or failure with its reason.
 
-    ``message``: whose fault, what was needed, what was found; one line. ``hint``: what to type next ("" where there is
-    nothing to type). Both travel in replies, so that the caller at the far end can print them unchanged.
+    ``message``: what is at fault, what was needed, what was found; one line. ``hint``: what to type next ("" if there
+    is nothing to type). Both travel in replies, so that the caller at the far end can print them unchanged.
     """
 
     def __init__(self, code: ErrorCode, message: str, hint: str = "") -> None:
@@ -47,17 +47,17 @@ class VgpuError(Exception):
 
 MOST_COMPLAINTS: Final = 3
 MOST_LETTERS: Final = 200
-"""Of one complaint, or of what else quotes a peer."""
+"""Of one complaint, or of another text that quotes a peer."""
 
 
 def cleaned(text: str, most: int = MOST_LETTERS) -> str:
-    """What a peer sent, to be shown and logged: at most ``most`` letters on one line, and nothing for a terminal."""
+    """A peer's text, fit to be shown and logged: at most ``most`` letters on one line, without control characters."""
     shown = "".join(c if c.isprintable() else "�" for c in text[: most + 1])
     return shown if len(shown) <= most else f"{shown[: most - 1]}…"
 
 
 def in_plain_words(complaint: str) -> str:
-    """A complaint of pydantic, or of typer on its behalf, as we say it."""
+    """A complaint of pydantic, or of typer on its behalf, in our words."""
     for theirs, ours in _PLAIN:
         complaint = re.sub(theirs, ours, complaint)
     return complaint
@@ -80,7 +80,7 @@ _PLAIN: Final = (
 
 
 def not_yours(vgpu_id: str, owner_uid: int, uid: int) -> VgpuError:
-    """The refusal of ``uid``, who neither owns the vGPU nor is root."""
+    """The refusal of user ``uid``, which neither owns the vGPU nor is root."""
     return VgpuError(
         ErrorCode.NOT_YOURS,
         f"{vgpu_id} belongs to uid {owner_uid}, and you are uid {uid}",

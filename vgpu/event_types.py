@@ -1,4 +1,4 @@
-"""What kinds of events there are; without pydantic, whose import the options of vgpuctl would have to wait for."""
+"""The kinds of events. This module does not import pydantic, so vgpuctl's options need not wait for that import."""
 
 from __future__ import annotations
 
@@ -57,4 +57,4 @@ OF_PROGRAMS = frozenset(
         EventType.LINK_CLOSED,
     }
 )
-"""What programs cause, and peers of a broker: as often as they like. The others are a person's or the node's doing."""
+"""Kinds that programs, and peers of a broker, cause as often as they like. A person or the node causes the others."""

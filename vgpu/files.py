@@ -1,4 +1,4 @@
-"""Files that people name for what we write: whole or not at all."""
+"""Files that users name for our output, written whole or not at all; and lock files."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from vgpu.errors import ErrorCode, VgpuError
 
 
 def exclusive(path: Path, refusal: VgpuError) -> IO[bytes]:
-    """The file, locked for as long as it is open, and for nobody else to open: whoever can read a file can lock it.
-    ``refusal`` where another process holds it for longer than a look at it takes."""
+    """The file, locked for as long as it is open. Other users cannot open it, because a user that can read a file can
+    lock it. Raises ``refusal`` if another process holds the lock for longer than a check of it takes."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     file = os.fdopen(descriptor, "r+b")
     try:
@@ -38,9 +38,9 @@ def exclusive(path: Path, refusal: VgpuError) -> IO[bytes]:
 
 @contextmanager
 def replaced(path: Path, *, private: bool = False) -> Iterator[IO[bytes]]:
-    """A file that takes the place of ``path`` once it is complete; one that is left empty, or fails, changes nothing.
-    A link stays, and leads to it. What is there and is no regular file (a device, a FIFO) stays, too, and is written
-    to. ``private``: for nobody else to read. ``VgpuError`` (invalid): it cannot be written there."""
+    """A file that replaces ``path`` once it is complete. A file that stays empty, or fails, changes nothing. A symbolic
+    link at ``path`` stays, and leads to the new file. A device or a FIFO at ``path`` stays, too, and is written to.
+    ``private``: no other user can read it. ``VgpuError`` (invalid): it cannot be written there."""
     try:
         if not _stays(path):
             with _in_place_of(Path(os.path.realpath(path)), private=private) as file:

@@ -1,5 +1,5 @@
-"""Unix groups by name. The name service may ask a directory server, for as long as that takes: so in a thread, with an
-end, and never where others wait for a lock."""
+"""Unix groups by name. The name service may ask a directory server, which may take long. So the lookup runs in a
+thread, has a time-out, and never runs while others wait for a lock."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from vgpu.errors import ErrorCode, VgpuError, cleaned
 
 LOOKUP_S: Final = 2.0
 _MOST_AT_ONCE: Final = 8
-"""Lookups that hang; each has a thread."""
+"""The most lookups at once. Each has a thread, and may hang."""
 
 
 class Groups:
-    """Of one process: ``id_of`` from any of its tasks."""
+    """The group lookups of one process. Any of its tasks may call ``id_of``."""
 
     def __init__(self) -> None:
         self._room = trio.CapacityLimiter(_MOST_AT_ONCE)
 
     async def id_of(self, name: str) -> int:
-        """Errors: ``invalid`` where there is no such group; ``unavailable`` where the name service does not say."""
+        """The gid of group ``name``. Errors: ``invalid``: there is no such group; ``unavailable``: the name service
+        does not answer in time."""
         with trio.move_on_after(LOOKUP_S):
             try:
                 found = await trio.to_thread.run_sync(grp.getgrnam, name, abandon_on_cancel=True, limiter=self._room)

@@ -1,4 +1,4 @@
-"""Whose connections our HTTP servers serve: so many of one source, and so many in all; each ends with its peer.
+"""Limits the connections that our HTTP servers serve: per source, and in all. Each ends with its peer.
 
 A source is a user where the peer is of this machine, by the kernel's table of TCP sockets; else an address.
 """

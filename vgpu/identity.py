@@ -1,4 +1,4 @@
-"""Who a process is, in the kernel's words."""
+"""The identity of a process, from the kernel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A process that a broker has admitted, in the kernel's words: the one list of who is in a vGPU.
+    """A process that a broker has admitted, with its identity from the kernel. All members are the processes of a vGPU.
 
-    ``uid``: under which it attached, −1 if that is not known. ``alive``: False from its death until the driver has let
-    its memory go. ``command``: its own word, for people. ``counts``: its hook counts the GPU time that it uses.
+    ``uid``: under which it attached, −1 if that is not known. ``alive``: False from its death until the driver has
+    released its memory. ``command``: its own word, for people. ``counts``: its hook counts the GPU time
+    that it uses.
     """
 
     slot: int

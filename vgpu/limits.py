@@ -1,10 +1,10 @@
 """What one user can take of a node: every bound, in one place.
 
-``Limits`` stands in the configuration file under ``[limits]``. The node reads the file and passes the limits to its GPU
-Servers, and those to their brokers: ``as_option`` writes what ``from_option`` reads.
+``Limits`` is the section ``[limits]`` of the configuration file. The node reads the file and passes the limits to its
+GPU Servers, and those pass them to their brokers: ``as_option`` writes what ``from_option`` reads.
 
 Each field has a unit, a default and a reason. A bound *per user* does not hold for root, nor for the uid of the node
-(``is_exempt``). A bound in all holds for everybody, and keeps a part for these two.
+(``is_exempt``). A bound *in all* holds for every user, and keeps a part for these two.
 
 A new bound gets a field here; docs/security.md lists the fields, and a test holds that list against this file.
 """
@@ -31,7 +31,7 @@ class Limits(BaseModel):
     vgpus_per_user: int = _bound(
         64,
         "vGPUs of one user on one GPU",
-        "A GPU has 256 keys; four users who take all that they may fill them.",
+        "A GPU has 256 keys; four users that take all that they may fill them.",
         least=1,
         most=256,
     )

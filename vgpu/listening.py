@@ -51,7 +51,7 @@ def parse_address(text: str, example: str) -> Address:
 
 
 def bind(address: Address) -> tuple[socket.socket, Address]:
-    """A socket that listens there, and the address with its port. ``VgpuError``: in-use where somebody else listens
+    """A socket that listens there, and the address with its port. ``VgpuError``: in-use if another process listens
     there, else invalid."""
     try:
         [family, kind, protocol, _, target], *_ = socket.getaddrinfo(

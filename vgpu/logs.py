@@ -8,9 +8,9 @@
              since the journal has its own
 ===========  ===========================================================================================================
 
-``VGPU_LOG`` chooses another form than the one that fits, ``VGPU_LOG_LEVEL`` (debug, info, warning, error) what is told.
-structlog is imported by those who configure it alone: a broker, of which there may be 64, writes a handful of lines in
-its life, by ``line``, and has no 7 MB for them.
+``VGPU_LOG`` chooses another form than the one that fits. ``VGPU_LOG_LEVEL`` (debug, info, warning, error) chooses which
+events are logged. Only processes that configure structlog import it. A broker does not: it writes a handful of lines in
+its life, by ``tell``, and structlog takes 7 MB. There may be 64 brokers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vgpu.printable import printable, printable_json
 if TYPE_CHECKING:
     from structlog.typing import EventDict, Processor
 
-Who = str | int
+Label = str | int
 
 
 class Form(StrEnum):
@@ -46,13 +46,13 @@ _STDERR: Final = 2
 _FIRST: Final = ("time", "level", "process", "gpu", "vgpu", "event", "text")
 
 
-def to_stderr(process: str, **who: Who) -> None:
-    """Configure structlog for this process. ``process``: what it is (node, server, …); ``who``: which one, as in
-    ``gpu=0``. Both stand in every line. ``VgpuError`` (invalid): ``VGPU_LOG`` or ``VGPU_LOG_LEVEL`` is no such word."""
+def to_stderr(process: str, **labels: Label) -> None:
+    """Configure structlog for this process. ``process``: its kind (node, server, …); ``labels``: which one, as in
+    ``gpu=0``. Each line has both. ``VgpuError`` (invalid): ``VGPU_LOG`` or ``VGPU_LOG_LEVEL`` is no such word."""
     import structlog
 
     form, level = chosen_form(), chosen_level()
-    named: EventDict = {"process": process, **who}
+    named: EventDict = {"process": process, **labels}
     processors: list[Processor] = [
         lambda logger, method, event: {**event, **named},
         structlog.processors.add_log_level,
@@ -72,12 +72,12 @@ def to_stderr(process: str, **who: Who) -> None:
 
 
 def _cleaned(logger: object, method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """For a terminal: some of the text is a tenant's."""
+    """Make ``event`` fit for a terminal, since a tenant wrote some of the text."""
     return {name: printable(value) if isinstance(value, str) else value for name, value in event.items()}
 
 
 def tell(level: str, event: str, process: str, **fields: Any) -> None:
-    """One line without structlog."""
+    """Log one line without structlog."""
     with suppress(VgpuError):
         if LEVELS[level] < LEVELS[chosen_level()]:
             return
@@ -87,7 +87,7 @@ def tell(level: str, event: str, process: str, **fields: Any) -> None:
 
 
 def chosen_form(environment: Mapping[str, str] = os.environ) -> Form:
-    """``VgpuError`` (invalid): ``VGPU_LOG`` says something else."""
+    """The form of ``VGPU_LOG``, or else the one that fits. ``VgpuError`` (invalid): ``VGPU_LOG`` names no form."""
     said = environment.get("VGPU_LOG", "")
     if said:
         if said not in list(Form):
@@ -106,8 +106,8 @@ def chosen_level(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def is_journal(stream: str, descriptor: int = _STDERR) -> bool:
-    """Whether ``descriptor`` is what ``stream`` (``JOURNAL_STREAM``, as in ``8:1234``: device and inode) names. It is
-    inherited by processes whose stderr is something else by then."""
+    """Whether ``stream`` (``JOURNAL_STREAM``, as in ``8:1234``: device and inode) names ``descriptor``. A process may
+    inherit the variable, and have another stderr by then."""
     device, _, inode = stream.partition(":")
     try:
         there = os.fstat(descriptor)
@@ -124,10 +124,10 @@ def rendered(form: Form, event: Mapping[str, Any], now: datetime) -> str:
         said["time"] = now.isoformat(timespec="microseconds").replace("+00:00", "Z")
         first = {name: said.pop(name) for name in _FIRST if name in said}
         return printable_json(json.dumps(first | said, default=repr, ensure_ascii=False))
-    told = str(said.pop("event", ""))
+    text = str(said.pop("event", ""))
     said.pop("level", None)
     pairs = " ".join(f"{name}={_word(value)}" for name, value in said.items())
-    line = printable(f"{told} {pairs}".rstrip().replace("\n", "\\n"))
+    line = printable(f"{text} {pairs}".rstrip().replace("\n", "\\n"))
     return f"<{PRIORITIES.get(level, 6)}>{line}"
 
 
@@ -137,8 +137,8 @@ def _word(value: Any) -> str:
 
 
 class _Stderr:
-    """Each line by one write, so that lines of several processes in one file stay whole. What cannot be written (a full
-    disk, a reader that left) is lost: that is no reason for a GPU not to be shared any more."""
+    """Writes each line by one system call, so that lines of several processes in one file stay whole. A line that
+    cannot be written (a full disk, a reader that left) is lost. That is no reason to stop sharing a GPU."""
 
     def msg(self, line: str) -> None:
         with suppress(OSError):

@@ -1,10 +1,10 @@
-"""How many descriptors one of our processes may have, and what it does before none is left.
+"""The number of descriptors that one of our processes may have, and what it does before none is left.
 
 Each long-lived process raises its soft limit to the hard one (``raise_limit``). Programs that ``run`` and ``exec``
 start keep the user's own limits, since ``vgpuctl`` raises nothing. A part of the descriptors is kept for the process's
 own work: journal, logs, pidfds, files in /proc. Links and vGPUs are refused where only that part is left.
 
-The kernel gives the lowest number that is free. So a fresh descriptor's number is what tells how many are in use.
+The kernel gives the lowest number that is free. So the number of a fresh descriptor shows how many are in use.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Final
 from vgpu.errors import ErrorCode, VgpuError
 
 _HIGHEST: Final = 1 << 20
-"""Some programs that we start, as NVIDIA's MPS daemon, look at every number up to the limit."""
+"""Some programs that we start, as NVIDIA's MPS daemon, try every number up to the limit."""
 _ROOMY: Final = 256
-"""From this limit on all that is to be kept is kept; below it a part in proportion."""
+"""From this limit on, a process keeps as many as asked for; below it a part in proportion."""
 
 
 def raise_limit() -> int:
@@ -54,7 +54,7 @@ def are_left(needed: int, kept: int) -> bool:
 
 
 def require(needed: int, kept: int, process: str) -> None:
-    """``VgpuError`` (unavailable): ``process`` has not so many left."""
+    """``VgpuError`` (unavailable): ``process`` has fewer left."""
     if not are_left(needed, kept):
         raise VgpuError(
             ErrorCode.UNAVAILABLE,

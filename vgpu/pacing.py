@@ -1,4 +1,4 @@
-"""At most one report in a while of what a peer can cause without end; those between are counted. Pure."""
+"""Limits reports of what a peer can cause without end: at most one per pause. Those between are counted. Pure."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ class _Pause:
 
 @dataclass(slots=True)
 class Pace(Generic[Key]):
-    """One report of each key in ``pause_s``. ``most_keys``: of so many at once; others share one pause, so that the
-    memory is bounded however many keys a peer invents. Times are of any clock that does not go back."""
+    """One report of each key in ``pause_s``. ``most_keys``: so many keys have a pause of their own, and all others
+    share one. So the memory is bounded, however many keys a peer invents. Times are of any clock that does not go
+    back."""
 
     pause_s: float
     most_keys: int = 1024
@@ -38,7 +39,7 @@ class Pace(Generic[Key]):
         return missed
 
     def left_out(self, key: Key) -> int:
-        """How many reports of ``key`` are not told yet. They count as told from now on."""
+        """How many reports of ``key`` were left out. They count as reported from now on."""
         pause = self._pauses.get(key)
         if pause is None:
             return 0

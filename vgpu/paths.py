@@ -1,5 +1,5 @@
-"""Where a node keeps its sockets and its journal. ``VGPU_RUNTIME_DIR`` and ``VGPU_STATE_DIR`` place a node; several
-nodes live side by side on one machine in directories of their own."""
+"""Where a node keeps its sockets and its journal. ``VGPU_RUNTIME_DIR`` and ``VGPU_STATE_DIR`` place a node. Several
+nodes can run on one machine, in directories of their own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Final
 from vgpu.errors import ErrorCode, VgpuError
 
 UMASK: Final = 0o022
-"""Of the node, its servers and brokers, whatever a shell has: users reach their own vGPUs on root's node. What is
-private has a mode of its own."""
+"""Of the node, its servers and brokers, whatever a shell has: users reach their own vGPUs on root's node. Private files
+have a mode of their own."""
 VGPU_ID: Final = re.compile(r"vgpu-[0-9a-f]{8}")
 
 
 SYSTEM_RUNTIME: Final = Path("/run/vgpu")
-"""Of root's node, where nothing else is said. A client of a user who runs no node finds it there."""
+"""Of root's node, by default. A client of a user without a node finds root's node there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +63,17 @@ class NodePaths:
         return self.vgpu_dir(vgpu_id) / "broker.sock"
 
     def vgpu_server(self, vgpu_id: str) -> Path:
-        """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU. Not where processes
-        attach: a container may have that directory mounted, and root in it may replace what lies there."""
+        """A link to the socket of the GPU Server that the vGPU belongs to; it moves with the vGPU. It is not in the
+        directory where processes attach. Reason: a container may have that directory mounted, and root in the container
+        may replace the files there."""
         return self.broker_dir(vgpu_id) / "server.sock"
 
     def old_vgpu_server(self, vgpu_id: str) -> Path:
-        """Where brokers of the first releases look for that link."""
+        """Where brokers of the first releases expect that link."""
         return self.vgpu_dir(vgpu_id) / "server.sock"
 
     def name_link(self, owner_uid: int, name: str) -> Path:
-        """A link whose target is the id of the owner's vGPU of that name."""
+        """A link to the id of the owner's vGPU of that name."""
         return self.runtime / "names" / str(owner_uid) / name
 
     @property
@@ -82,11 +83,11 @@ class NodePaths:
         return self.vgpu_dir(vgpu_id) / f"broker.{slot}.sock", self.broker_alive(vgpu_id)
 
     def broker_dir(self, vgpu_id: str) -> Path:
-        """What the broker has to itself; nothing of it is ever mounted."""
+        """The broker's own directory; no container has it mounted."""
         return self.runtime / "brokers" / vgpu_id
 
     def broker_alive(self, vgpu_id: str) -> Path:
-        """A socket at which the vGPU's broker listens, and says nothing: the kernel says which process that is."""
+        """A socket at which the vGPU's broker listens, and sends nothing: the kernel says which process that is."""
         return self.broker_dir(vgpu_id) / "alive.sock"
 
     def journal(self, gpu_uuid: str) -> Path:
@@ -98,7 +99,7 @@ class NodePaths:
 
     @property
     def node_log(self) -> Path:
-        """Of a node that was detached; else its stderr is where its starter has it."""
+        """The log of a detached node. Any other node inherits its stderr."""
         return self.logs / "node.log"
 
     def server_log(self, index: int) -> Path:
@@ -110,7 +111,7 @@ class NodePaths:
 
     @property
     def program_events(self) -> Path:
-        """What programs cause, as often as they like."""
+        """Events that programs cause, as often as they like."""
         return self.state / "events-programs.jsonl"
 
 

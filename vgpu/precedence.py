@@ -1,5 +1,7 @@
-"""What keeps a server or broker prompt. On a busy machine a dispatcher or relay that is woken and does not run at once
-leaves the GPU idle at every hand-over; and nothing of a process that collects its garbage answers meanwhile.
+"""Priority and garbage collection of a server or broker, so that it answers without delay.
+
+On a busy machine a dispatcher or relay may be woken and not run at once. Then it leaves the GPU idle at every
+hand-over. A process that collects its garbage answers nothing meanwhile.
 """
 
 from __future__ import annotations
@@ -18,8 +20,9 @@ AUTOGROUP: Final = "/proc/{pid}/autogroup"
 def go_first() -> None:
     """Ask for the CPU before others; only root may. Threads inherit it, and so do children in the same session.
 
-    Where the kernel groups processes by session (sched_autogroup), niceness orders those of one session alone, and
-    sessions by their own. So who leads a session says it for that, too. See sched(7), "The autogroup feature".
+    The kernel may group processes by session (sched_autogroup). Then the niceness of a process counts only within its
+    session, and each session has a niceness of its own. So this function sets that of the session, too. See sched(7),
+    "The autogroup feature".
     """
     with suppress(PermissionError):
         os.setpriority(os.PRIO_PROCESS, 0, NICE)
@@ -28,9 +31,9 @@ def go_first() -> None:
 
 
 def keep_all() -> None:
-    """What is there by now stays until the process ends, so no collection need walk it: of what a GPU Server or an
-    exporter imports, that takes 20 to 30 ms, now and then. What importing needed besides goes back to the system: of a
-    broker's 42 MB 3.5 (malloc_trim(3), of glibc; other C libraries keep less)."""
+    """Exempt all present objects from garbage collection, since they stay until the process ends. A collection that
+    walks the imports of a GPU Server or an exporter takes 20 to 30 ms. Then give the memory that only the imports
+    needed back to the system: 3.5 of a broker's 42 MB (malloc_trim(3), of glibc; other C libraries keep less)."""
     gc.collect()
     gc.freeze()
     with suppress(AttributeError):

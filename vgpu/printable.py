@@ -28,7 +28,7 @@ def command_name(text: str) -> str:
 
 
 def printable_json(text: str) -> str:
-    """JSON whose strings have unprintable letters as escapes: the same value. Line breaks between tokens stay."""
+    """The same JSON value with unprintable letters of its strings as escapes. Line breaks between tokens stay."""
     if text.isprintable():
         return text
     odd = (letter for letter in set(text) if not letter.isprintable() and letter != "\n")

@@ -1,6 +1,6 @@
-"""Public words that have another name now. Each old word works for one release, and says so.
+"""Public words that have another name now. Each old word works for one release, with a message about the new one.
 
-The words stand here and in CHANGELOG.md alone; ``tests/vocabulary/test_retired.py`` holds that.
+Only this module and CHANGELOG.md have the words; ``tests/vocabulary/test_retired.py`` holds that.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ EVENTS: Final = {"stranded": "killed-on-resume"}
 
 
 def instead(old: str, new: str) -> str:
-    """What a person is told who writes the old word."""
+    """The message for a person that writes the old word."""
     return f"{old} is called {new} now; {old} goes with release {GOES_WITH}"
 
 
 def renewed(table: dict[str, Any]) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
-    """A configuration file's content with today's keys, and where old ones stood. A key that stands under both names
-    stays as it is: the old one is then refused as unknown."""
+    """A configuration file's content with today's keys, and where it had old ones. A key that the file has under both
+    names stays as it is: the old one is then refused as unknown."""
     found: list[tuple[str, ...]] = []
 
     def section(keys: tuple[str, ...], values: Any) -> Any:

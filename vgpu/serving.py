@@ -19,7 +19,7 @@ from vgpu.openfiles import raise_limit
 from vgpu.precedence import keep_all
 
 IDLE_S: Final = 120.0
-"""Longer than scrapers pause, so that each keeps its connection."""
+"""Longer than the pauses of scrapers, so that each keeps its connection."""
 
 
 async def serve_http(
@@ -29,8 +29,8 @@ async def serve_http(
     stop_s: float,
     limits: Limits = DEFAULT_LIMITS,
 ) -> None:
-    """Takes ``listening`` over. ``ready`` is called once requests are answered; ``stop_s``: for answers that are on
-    their way at the end."""
+    """Serves ``app`` at ``listening``, which it takes over. ``ready`` is called once requests are answered. ``stop_s``:
+    the time for unfinished answers at the end."""
     raise_limit()
     # hypercorn has no setting for it, and keeps a connection that its peer has closed for IDLE_S.
     run.TCPServer = connections(limits)  # type: ignore[attr-defined]

@@ -64,9 +64,9 @@ together as MPS has it, whether or not their percentages fit.
 
 In temporal mode vGPUs that need the GPU for half of their time or less hold it side by side, while no other wants it.
 
-Used time moves its virtual time v by held / r, and whoever is owed time goes first, the earliest deadline d before
+Used time moves its virtual time v by held / r, and a vGPU that is owed time goes first, the earliest deadline d before
 others; a turn lasts until v meets d, about period × r / Σ r. The limit is a bucket: it fills with l × time and is
-emptied by computing. Priority orders those who are owed, and adds nothing.
+emptied by computing. Priority orders the vGPUs that are owed time, and adds nothing.
 
 Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995); where widths have to be packed, MaxWeight
 scheduling (Tassiulas, Ephremides 1992).

@@ -1,6 +1,6 @@
 """Files for the machine that come with the package: units, the example of a configuration, rules, dashboards.
 
-In a checkout they lie under ``deploy/``; a wheel puts them below ``share/st-vgpu`` of wherever it is installed.
+A checkout has them under ``deploy/``. A wheel puts them below ``share/st-vgpu`` of the place where it is installed.
 """
 
 from __future__ import annotations

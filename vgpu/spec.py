@@ -33,7 +33,7 @@ from vgpu.units import (
 SMALLEST_MEMORY_BYTES: Final = 64 * MIB  # less does not even hold a context
 LARGEST_MEMORY_BYTES: Final = 1 << 50
 SHORTEST_PERIOD_NS: Final = 5_000_000  # below, hand-overs eat what is shared
-LONGEST_PERIOD_NS: Final = 1_000_000_000  # above, a program looks dead while others have their turn
+LONGEST_PERIOD_NS: Final = 1_000_000_000  # above, a program seems dead while others have their leases
 # Below, the host cannot feed the GPU; above, a hand-over waits longer than the longest token lasts.
 SHORTEST_WINDOW_NS: Final = 250_000
 LONGEST_WINDOW_NS: Final = 100_000_000
@@ -94,7 +94,7 @@ def _checked_idle(value: int) -> int:
 
 
 def checked_period(value: int) -> int:
-    """``value`` (nanoseconds) if one round of turns may take that long; ``ValueError`` if not."""
+    """``value`` (nanoseconds) if one round of leases may take that long; ``ValueError`` if not."""
     if not SHORTEST_PERIOD_NS <= value <= LONGEST_PERIOD_NS:
         shortest, longest = format_duration(SHORTEST_PERIOD_NS), format_duration(LONGEST_PERIOD_NS)
         raise ValueError(f"{format_duration(value)} is not between {shortest} and {longest}")
@@ -120,15 +120,15 @@ def _checked_name(value: str) -> str:
 
 
 def _checked_group(value: str) -> str:
-    """Of any name service: those of directories have blanks and backslashes in their names."""
+    """A group of any name service. Groups of directory services may have blanks and backslashes in their names."""
     if not 0 < len(value) <= LONGEST_GROUP or not value.isprintable() or ":" in value:
         raise ValueError(f"{cleaned(value, 80)!r} is not the name of a group")
     return value
 
 
 def refuse_like_id(name: str | None) -> None:
-    """``VgpuError`` (invalid): ``name`` could be the id of a vGPU, written in one of the ways in which ids are typed.
-    Names of before this rule stay, so it is no part of ``Name``."""
+    """``VgpuError`` (invalid): ``name`` could be the id of a vGPU, in one of the ways in which users type ids. Names
+    from before this rule stay, so it is no part of ``Name``."""
     if name is not None and _LIKE_ID.fullmatch(name):
         raise VgpuError(
             ErrorCode.INVALID, f"--name: {name!r} looks like a vGPU's id", "choose one that is not 8 hexadecimal digits"
@@ -151,7 +151,7 @@ class VgpuSpec(BoundedRequest):
 
     ``sm_percent``      percent of the GPU's compute. Temporal mode: a share of its time; spatial: of its SMs.
     ``memory_bytes``    device memory the vGPU may own; without it, the same part of the card as ``sm_percent``.
-    ``memory_limit_bytes``  the most it may have while nobody was promised that (None: ``memory_bytes``).
+    ``memory_limit_bytes``  the most it may have while no vGPU was promised that (None: ``memory_bytes``).
     ``process_memory_bytes``  the most that one process may allocate (None: as much as the vGPU has).
     ``oversubscribe``   its plain allocations need not fit the card: swapped, or managed memory; for its life.
     ``fraction``        that part of compute and memory both; ``sm_percent`` and ``memory_bytes`` go before it.
@@ -161,8 +161,8 @@ class VgpuSpec(BoundedRequest):
     ``overcommit``      admit it although guarantees no longer fit: compute shares become weights.
     ``lease``           in temporal mode: beside other light vGPUs, or always by itself.
     ``ttl_ns``          removed that long after creation (None: never).
-    ``idle_suspend_ns``  suspended when nobody has used it for so long, until somebody wants to (0: never).
-    ``share_group``     Unix group whose members may attach, besides the owner.
+    ``idle_suspend_ns``  suspended when no program has used it for so long, until one wants to (0: never).
+    ``share_group``     members of this Unix group may attach, besides the owner.
     ``group``           vGPUs of one owner with this name hold at the same time, each on a GPU of its own.
 
     Errors: ``pydantic.ValidationError``; ``VgpuSpec.parse`` turns it into a ``VgpuError`` of one sentence.

@@ -1,4 +1,4 @@
-"""Whether another user could stand in for a node: by a directory that they own, or by a socket at which they listen.
+"""Whether another user could pretend to be a node: by a directory of theirs, or by a socket at which they listen.
 
 The hook has the same rules in C (``cython_ext/hook/connect.h``).
 """
@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import Final
 
 OVERFLOW_UID: Final = 65534
-"""How a uid of outside shows in a user namespace."""
+"""In a user namespace, each uid from outside of it appears as this one."""
 _CREDENTIALS: Final = struct.Struct("iII")
 _ALL_UIDS: Final = ["0", "0", "4294967295"]
 
 
 def trusts(uid: int) -> bool:
-    """Root, or this user; in a user namespace also a uid of outside, which may be root's."""
+    """Whether ``uid`` is root or this user. In a user namespace it may also be a uid from outside, as that of root."""
     return uid in {0, os.getuid(), os.geteuid()} or (uid == OVERFLOW_UID and not _sees_all_uids())
 
 
 def replaceable_part(path: Path) -> Path | None:
-    """The first part of ``path`` that another user owns, or to which all may write; None if there is none. What does
-    not exist yet is no danger."""
+    """The first part of ``path`` that another user owns, or to which all may write; None if there is none. A part that
+    does not exist yet is no danger."""
     for part in (*reversed(path.parents), path):
         try:
             found = part.lstat()

@@ -104,7 +104,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def parse_duration_ns(text: str) -> int:
-    """``10ms``, ``8h``, ``1h30m``: nanoseconds. A bare number is refused: nobody knows of what."""
+    """``10ms``, ``8h``, ``1h30m``: nanoseconds. A bare number is refused, because its unit is unknown."""
     _check_length(text, "duration: write 10ms, 90s, 8h or 1h30m")
     stripped = text.strip()
     total, at = Fraction(0), 0

@@ -17,7 +17,7 @@ from tests.processes import ended
 from vgpu.demo.report import Report, Sharer
 from vgpu.errors import VgpuError
 from vgpu.stage.measure import Sample, Series, common_window, shares
-from vgpu.stage.program import Told
+from vgpu.stage.program import WorkloadReport
 
 SECOND = 10**9
 
@@ -131,15 +131,15 @@ def test_the_json_object_is_the_documented_one() -> None:
 
 
 def test_what_a_workload_says_is_heard() -> None:
-    told = Told()
-    told.hear({"event": "memory", "refusals": 1, "bytes_allocated": 5})
-    told.hear({"event": "started", "gpu": "x"})
-    told.hear({"event": "progress", "at_ns": 7, "work": 3, "seconds": 1.0, "kernels": 1})
-    told.hear({"event": "result", "work": 9})
-    assert (told.memory_refusals, told.bytes_allocated, told.started) == (1, 5, True)
-    assert told.series.samples == [Sample(7, 3)]
+    report = WorkloadReport()
+    report.take({"event": "memory", "refusals": 1, "bytes_allocated": 5})
+    report.take({"event": "started", "gpu": "x"})
+    report.take({"event": "progress", "at_ns": 7, "work": 3, "seconds": 1.0, "kernels": 1})
+    report.take({"event": "result", "work": 9})
+    assert (report.memory_refusals, report.bytes_allocated, report.started) == (1, 5, True)
+    assert report.series.samples == [Sample(7, 3)]
     with pytest.raises(VgpuError, match="CUDA_ERROR_NO_DEVICE"):
-        told.hear({"event": "error", "error": "cuInit failed: CUDA_ERROR_NO_DEVICE (100)", "code": 100})
+        report.take({"event": "error", "error": "cuInit failed: CUDA_ERROR_NO_DEVICE (100)", "code": 100})
 
 
 CLEANING = """

@@ -36,7 +36,7 @@ def test_of_a_node_that_is_down_that_it_is(
     kept.write_text('vgpu_node_up 1\nvgpu_tokens_total{vgpu="old"} 17\n')
     assert run(["metrics", "-o", str(kept)]) == Exit.NODE_DOWN
     said = capfdbinary.readouterr().err
-    assert b"nobody answers" in said
+    assert b"no process answers" in said
     assert "→ vgpuctl serve --detach".encode() in said
     assert "\nvgpu_node_up 0.0\n" in kept.read_text()
     assert "tokens" not in kept.read_text()  # what it said before must not look current

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cython_ext.testing.bindings_logic import GRANTS_BYTES
 
 from cython_ext.activitypage import ActivityPage, SlotsFull
 from cython_ext.grantspage import GrantsPage
@@ -17,6 +16,7 @@ from cython_ext.page import PageError
 from cython_ext.readings import GrantsFlag, PageMode, SlotState
 from cython_ext.relaypage import RelayPage
 from cython_ext.testing import bindings_memory as native
+from cython_ext.testing.bindings_logic import GRANTS_BYTES
 
 GIB = 2**30
 PROCESSES = slice(44, 48)  # of an activity page: cython_ext/layout.pxd

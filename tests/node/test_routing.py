@@ -8,7 +8,7 @@ import pytest
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.readings import unknown_gpu
-from vgpu.node.routing import candidates, find_gpu, find_vgpu, told_once
+from vgpu.node.routing import candidates, find_gpu, find_vgpu, merge_migrating
 from vgpu.protocol.messages import GpuStatus, VgpuStatus
 
 
@@ -115,7 +115,7 @@ def test_one_that_moves_is_told_of_once_by_who_has_it() -> None:
     stale = VgpuStatus.model_construct(**usual | {"state": "restarting"})
     other = VgpuStatus.model_construct(**usual | {"vgpu_id": "vgpu-2", "state": "idle"})
     for unsure in (leaving, stale):
-        assert told_once([unsure, other, here]) == (other, here)
-        assert told_once([here, unsure]) == (here,)
-        assert told_once([unsure, other]) == (unsure, other)
-    assert told_once([stale, leaving]) == (stale,)
+        assert merge_migrating([unsure, other, here]) == (other, here)
+        assert merge_migrating([here, unsure]) == (here,)
+        assert merge_migrating([unsure, other]) == (unsure, other)
+    assert merge_migrating([stale, leaving]) == (stale,)

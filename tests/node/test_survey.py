@@ -88,13 +88,13 @@ def test_one_that_hangs_is_waited_for_once_and_heard_when_it_answers(played: Pla
     async def run() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(played.survey.run)
-            assert states(await played.survey.look()) == [WELL, WELL]
+            assert states(await played.survey.snapshot()) == [WELL, WELL]
             played.hung = {1}
             began = trio.current_time()
-            assert states(await played.survey.look()) == [WELL, LOST]
+            assert states(await played.survey.snapshot()) == [WELL, LOST]
             assert trio.current_time() == began + LOOK_S
             for _ in range(20):
-                assert states(await played.survey.look()) == [WELL, LOST]
+                assert states(await played.survey.snapshot()) == [WELL, LOST]
             metering, listed = await played.survey.meter(0), await played.survey.processes(0)
             assert trio.current_time() == began + LOOK_S
             assert states(metering.snapshot) == [WELL, LOST]
@@ -105,11 +105,11 @@ def test_one_that_hangs_is_waited_for_once_and_heard_when_it_answers(played: Pla
                 (1, "restarting"),  # as it was said to be
             ]
             await trio.sleep(600)
-            assert states(await played.survey.look()) == [WELL, LOST]
+            assert states(await played.survey.snapshot()) == [WELL, LOST]
             played.woken.set()
             await trio.sleep(survey.AGAIN_S)
             began = trio.current_time()
-            assert states(await played.survey.look()) == [WELL, WELL]
+            assert states(await played.survey.snapshot()) == [WELL, WELL]
             assert (await played.survey.processes(0)).silent_gpus == ()
             assert trio.current_time() == began
             nursery.cancel_scope.cancel()
@@ -126,7 +126,7 @@ def test_whoever_asks_first_waits_for_all(first: str, played: Played) -> None:
             before = trio.current_time()
             await getattr(played.survey, first)(0)
             assert trio.current_time() == before + LOOK_S
-            (silent, other) = (await played.survey.look()).gpus
+            (silent, other) = (await played.survey.snapshot()).gpus
             assert (silent.state, silent.name, other.state) == ("failed", "unknown", "serving")  # it never said a word
             assert trio.current_time() == before + LOOK_S
             nursery.cancel_scope.cancel()
@@ -138,14 +138,14 @@ def test_the_server_after_it_is_asked_like_any_other(played: Played) -> None:
     async def run() -> None:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(played.survey.run)
-            await played.survey.look()
+            await played.survey.snapshot()
             played.hung = {1}
-            await played.survey.look()
+            await played.survey.snapshot()
             played.processes[1].up = trio.Event()
-            assert states(await played.survey.look()) == [WELL, LOST]
+            assert states(await played.survey.snapshot()) == [WELL, LOST]
             played.hung = set()
             played.processes[1].up.set()
-            assert states(await played.survey.look()) == [WELL, WELL]
+            assert states(await played.survey.snapshot()) == [WELL, WELL]
             await trio.sleep(60)
             played.asked.clear()
             await trio.sleep(600)
@@ -159,11 +159,11 @@ def test_one_that_changes_its_gpu_while_both_are_asked_is_there(played: Played) 
     async def run() -> None:
         before, torn, after = {0: True, 1: False}, {0: False, 1: False}, {0: False, 1: True}
         played.on_its_way = [dict(look) for look in (before, torn, after)]
-        assert [vgpu.gpu_index for vgpu in (await played.survey.look()).vgpus] == [0]
-        assert [vgpu.gpu_index for vgpu in (await played.survey.look()).vgpus] == [1]
+        assert [vgpu.gpu_index for vgpu in (await played.survey.snapshot()).vgpus] == [0]
+        assert [vgpu.gpu_index for vgpu in (await played.survey.snapshot()).vgpus] == [1]
         played.on_its_way = [dict(look) for look in (torn, torn)]
-        assert (await played.survey.look()).vgpus == (), "it was removed"
+        assert (await played.survey.snapshot()).vgpus == (), "it was removed"
         played.on_its_way = [dict(torn)]
-        assert (await played.survey.look()).vgpus == (), "asked once"
+        assert (await played.survey.snapshot()).vgpus == (), "asked once"
 
     trio.run(run)

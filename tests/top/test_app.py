@@ -19,7 +19,7 @@ from vgpu.ctl.top import parse_changes
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Inspect, Remove, Set, Watch
 from vgpu.top.app import Top
-from vgpu.top.dialogs import Ask, Confirm, Told
+from vgpu.top.dialogs import Ask, Confirm, TextScreen
 from vgpu.top.panels import NodeFacts
 from vgpu.top.widgets import Lines, Table
 
@@ -307,15 +307,15 @@ def test_removing_asks_first(played: PlayedNode) -> None:
 def test_details_and_help(played: PlayedNode) -> None:
     async def reads(app: Top, pilot: Pilot[None]) -> None:
         await pilot.press("i")
-        await until(pilot, lambda: isinstance(app.screen, Told), "the details")
+        await until(pilot, lambda: isinstance(app.screen, TextScreen), "the details")
         assert asked(played, Inspect)[-1].vgpu == FIRST
         await until(pilot, lambda: "a note" in drawn(app), "its notes")
         await pilot.press("escape")
-        await until(pilot, lambda: not isinstance(app.screen, Told), "the end of the details")
+        await until(pilot, lambda: not isinstance(app.screen, TextScreen), "the end of the details")
         await pilot.press("question_mark")
         await until(pilot, lambda: "in the words of vgpuctl set" in drawn(app), "the keys")
         await pilot.press("j", "k", "q")
-        await until(pilot, lambda: not isinstance(app.screen, Told), "the end of the keys")
+        await until(pilot, lambda: not isinstance(app.screen, TextScreen), "the end of the keys")
         assert app.is_running
 
     play(reads)

@@ -171,10 +171,10 @@ def test_a_gpu_says_what_is_told_and_what_is_not() -> None:
     def said(**changes: object) -> str:
         return "\n".join(map(text, gpu_lines([gpu_reading(**changes)], {}, 0.0, 160, 3, UNICODE)))
 
-    assert "utilisation, power: not told" in said()
+    assert "utilisation, power: not reported" in said()
     told = said(utilization_ratio=0.98, power_w=612.3, temperature_c=64.0, sm_clock_mhz=1980.0)
     assert "98 % utilised  612 W  64 °C  1980 MHz" in told
-    assert "not told" not in told
+    assert "not reported" not in told
     assert "restarting: it ended with code 9" in said(state="restarting", reason="it ended with code 9")
     assert "no MPS" in said(mode="spatial", mps_reason="the daemon died")
     outside = (OutsideProcess(gpu_index=0, pid=1, uid=-1, command="", memory_bytes=3 << 30),)

@@ -178,8 +178,8 @@ def test_remarks_are_bounded_and_name_the_vgpu_once() -> None:
     model.lose(1.0, "the node closed the link")
     model.lose(2.0, "no node answers")
     assert [remark.text for remark in model.remarks] == ["the node closed the link"]
-    model.hear(EventReading(at_unix_s=3.0, kind="ended", gpu_index=0, vgpu_id="vgpu-1", text="process 7 died"))
-    model.hear(EventReading(at_unix_s=3.0, kind="created", gpu_index=0, vgpu_id="vgpu-1", text="vgpu-1 created"))
+    model.add_event(EventReading(at_unix_s=3.0, kind="ended", gpu_index=0, vgpu_id="vgpu-1", text="process 7 died"))
+    model.add_event(EventReading(at_unix_s=3.0, kind="created", gpu_index=0, vgpu_id="vgpu-1", text="vgpu-1 created"))
     assert [remark.text for remark in model.remarks][1:] == ["vgpu-1: process 7 died", "vgpu-1 created"]
     for _ in range(2 * REMARKS):
         model.remark(4.0, "done", "again")

@@ -66,7 +66,7 @@ def test_a_node_that_is_not_there_is_said_once_with_what_to_type() -> None:
             changed = feed.changed
             await changed.wait()
             assert not feed.link.connected
-            assert "nobody answers at /nowhere/control.sock" in feed.link.error
+            assert "no process answers at /nowhere/control.sock" in feed.link.error
             assert "vgpuctl serve" in feed.link.hint
             number = feed.link_number
             with trio.move_on_after(0.7):  # it tries again meanwhile

@@ -1,22 +1,25 @@
-"""The broker's decisions: who may come in, in which slot, and when a slot is free again. No socket, no clock, no page.
+"""The broker's decisions: which process may attach, in which slot, and when a slot is free again.
+
+This module uses no socket, no clock and no page.
 
 Theory of operation
 -------------------
-A slot of the activity page belongs to one process from its admission until the driver has let its memory go:
+A slot of the activity page belongs to one process from its admission until the driver has released its memory:
 
     free ──admit──▶ held ──died──▶ dead ──gone──▶ free
 
-``admit`` is decided here and carried out by the shell (page, descriptors, watches). ``died`` comes from whichever sees
-it first, the slot's robust mutex or the pidfd; the second report finds the slot dead or somebody else's and changes
+This module decides about ``admit``, and the shell carries it out (page, descriptors, watches). The slot's robust mutex
+and the pidfd both report ``died``. The second report finds the slot dead, or in another process's hands, and changes
 nothing. ``gone`` comes from the GPU Server, which reads NVML. A slot is therefore released exactly once per admission.
 
-After a broker's death the next one gets the list of slots from its GPU Server and ``adopt``s it. The page says nothing
-of that: each word in it is a tenant's. A slot that is in use by the page and in no list is ``set_aside`` for a while:
-its process may have been admitted in the moment in which the broker died. It knocks again, and gets the slot if the
-page names the very process that the kernel says has knocked.
+After a broker's death the next broker gets the list of slots from its GPU Server and ``adopt``s it. The broker does not
+take that list from the page, because a tenant can write each word in it. A slot that the page shows in use, and that is
+in no list, is ``set_aside`` for a while. Its process may have been admitted in the moment in which the broker died.
+That process knocks again. It gets the slot if the page names the very process that the kernel reports as the peer.
 
-A process has one slot at a time. One that knocks anew while it has a slot has failed before it took that slot, and gets
-the same one; or it became another program (``exec``), and the shell has found its old slot left and called it died.
+A process has one slot at a time. A process may knock anew while it has a slot, for one of two reasons. It failed before
+it took that slot, and gets the same one. Or it became another program (``exec``): the shell has then found its old slot
+left, and has called ``died`` for it.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ CLOCK_SKEW_NS = 30_000_000_000  # no visitor waits this long; a larger differenc
 
 
 class SlotState(StrEnum):
-    """Of a slot that is not free: its process lives, or has died and the driver may still show it."""
+    """The state of a slot that is not free: its process lives, or has died and the driver may still show it."""
 
     HELD = "held"
     DEAD = "dead"
@@ -43,8 +46,9 @@ class SlotState(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Let it in. ``slot`` −1: an observer, it gets the pages and no slot. ``known``: it held this slot already.
-    ``found``: nobody knew that it does; the slot stays as it is, and is watched from now on."""
+    """Admit the process. ``slot`` −1: it is an observer, and gets the pages but no slot. ``known``: the process held
+    this slot already. ``found``: the process held this slot, and no list had it. The slot stays as it is, and the
+    broker watches it from now on."""
 
     slot: int
     known: bool
@@ -103,7 +107,7 @@ class Admissions:
                 yield number, slot.process
 
     def set_aside(self, slots: Iterable[int]) -> None:
-        """Keep these from newcomers: their processes may come back for them."""
+        """Keep these slots from new processes: their own processes may come back for them."""
         self._aside = set(slots) - set(self._slots)
 
     @property
@@ -115,12 +119,12 @@ class Admissions:
         self._aside.discard(slot)
 
     def expect(self, returning: Mapping[Process, int]) -> None:
-        """Processes of a page that is lost, with the slots that they had there: they are let in again, by whatever user
-        they run as now."""
+        """Take the processes of a page that is lost, with the slots that they had there. They may attach again,
+        whichever user they run as now."""
         self._returning = dict(returning)
 
     def returning(self) -> Iterator[tuple[int, Process]]:
-        """Those that have not come back."""
+        """Expected processes that have not come back."""
         for process, slot in self._returning.items():
             yield slot, process
 
@@ -149,7 +153,7 @@ class Admissions:
         if names and attach.slot in self._aside:
             self._take(attach.slot, peer.process)
             return Admission(attach.slot, known=False, found=True)
-        if vgpu.suspended and attach.slot < 0:  # one that had a slot in a page that is lost has to be found again
+        if vgpu.suspended and attach.slot < 0:  # a process that had a slot in a lost page must be found again
             return Refused(
                 code="unavailable", error=f"{vgpu.vgpu_id} is suspended; vgpuctl resume {vgpu.vgpu_id} brings it back"
             )
@@ -171,7 +175,7 @@ class Admissions:
         self._returning.pop(process, None)
 
     def _known(self, process: Process) -> bool:
-        """It was let in before, and may have become another user's since then."""
+        """Whether the process was admitted before. It may run as another user since then."""
         return process in self._returning or self.slot_of(process) is not None
 
     def _refusal(self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int) -> Refused | None:
@@ -200,13 +204,13 @@ class Admissions:
         return None
 
     def adopt(self, slot: int, process: Process, *, dead: bool) -> None:
-        """Take over a slot that a broker before us has given, by the server's list."""
+        """Take over a slot from the server's list, which an earlier broker has given."""
         if slot in self._slots:
             raise IllegalMove(f"slot {slot} is held already")
         self._slots[slot] = _Slot(process, SlotState.DEAD if dead else SlotState.HELD)
 
     def died(self, slot: int, process: Process) -> bool:
-        """``process`` of ``slot`` is no more. True if that was news."""
+        """``process`` of ``slot`` has died. True if this was the first report of it."""
         found = self._slots.get(slot)
         if found is None or found.process != process or found.state is SlotState.DEAD:
             return False
@@ -214,7 +218,8 @@ class Admissions:
         return True
 
     def gone(self, slot: int, process: Process) -> bool:
-        """The driver has let go of ``process`` and its memory was released: the slot is free. True if that was news."""
+        """The driver no longer shows ``process``, and its memory was released: the slot is free. True if this was the
+        first report of it."""
         if not self.awaits_release(slot, process):
             return False
         del self._slots[slot]
@@ -237,8 +242,8 @@ def company(vgpus: str, vgpu_id: str) -> tuple[str, ...]:
 
 
 def gpu_full(vgpu: Adopt, processes: int) -> Refused:
-    """All vGPUs of the GPU together have the most ``processes`` that its MPS server takes, or would have with the
-    places that are kept for others."""
+    """The refusal where the MPS server of the GPU has no place left. All its places are in use, or the rest is kept for
+    other vGPUs. ``processes``: of all vGPUs of the GPU."""
     full = f"GPU {vgpu.gpu_index} has {counted(vgpu.most_processes, 'process')} already, the most of its MPS server"
     if processes <= vgpu.most_processes:
         full = (

@@ -1,9 +1,9 @@
 """Sockets for processes that run as another user than when they were admitted.
 
-A process that has given up its privileges may not open its vGPU's socket any more, and needs the pages of a new GPU
-Server. So the broker looks at its processes until each of them has the pages of now. For one whose user may not come in
-it makes a socket that this user alone may open. Who knocks there is checked like at the vGPU's socket: the kernel says
-that it is the very process. The socket goes once the process has been there.
+A process that has given up its privileges may not open its vGPU's socket any more, but it needs the pages of a new GPU
+Server. So the broker polls its processes until each of them has the current pages. If the user of a process may not
+attach, the broker makes a socket that this user alone may open. The broker checks a peer there as at the vGPU's socket:
+the kernel confirms that it is the very process. The broker removes the socket once the process has used it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Serve = Callable[[trio.socket.SocketType], Awaitable[None]]
 
 
 class OwnSockets:
-    """``waiting``: slots and processes that have not asked for the pages of now. ``may_attach``: by the vGPU's own
+    """``waiting``: slots and processes that have not asked for the current pages. ``may_attach``: by the vGPU's own
     socket. ``say``: what could not be done, and why."""
 
     def __init__(
@@ -48,7 +48,7 @@ class OwnSockets:
         self._open: dict[int, trio.CancelScope] = {}
 
     async def run(self) -> None:
-        """For as long as the broker lives. Only root's broker can give a socket to another user."""
+        """Runs for as long as the broker lives. Only root's broker can give a socket to another user."""
         if os.geteuid() != 0:
             return
         pause = LOOK_S[0]
@@ -61,7 +61,7 @@ class OwnSockets:
                 await trio.sleep(pause)
 
     def close(self, slot: int) -> None:
-        """Its process has been there."""
+        """The process of ``slot`` has used its socket."""
         if slot in self._open:
             self._open[slot].cancel()
 
@@ -83,7 +83,7 @@ class OwnSockets:
             with self._open[slot]:
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(partial(serve_links, listener, self._serve, self._refused, most=MOST_VISITORS))
-                    # The broker hears of its end elsewhere; this is for the socket alone.
+                    # The broker learns of the process's end elsewhere; this poll is for the socket alone.
                     while is_alive(process):  # noqa: ASYNC110
                         await trio.sleep(LOOK_S[1])
                     nursery.cancel_scope.cancel()
@@ -97,5 +97,5 @@ class OwnSockets:
 
 
 def own_socket(door: Path, slot: int) -> Path:
-    """Where the process in ``slot`` alone may attach again (cython_ext/hook/attach/broker_rpc.pyx::own_socket)."""
+    """The socket where only the process in ``slot`` may attach (cython_ext/hook/attach/broker_rpc.pyx::own_socket)."""
     return door.with_name(f"{door.stem}.{slot}{door.suffix}")

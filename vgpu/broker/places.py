@@ -1,8 +1,8 @@
-"""Places in a GPU's MPS server, which takes so many processes and no more. Pure.
+"""Places in a GPU's MPS server, which takes a limited number of processes. Pure.
 
-A part of them is kept for the vGPUs of the GPU, in proportion to their shares and one for each as far as there are so
-many. The vGPU that comes first has the others. So one vGPU never takes the places of all others, and no place is idle
-that a vGPU could use and that is kept for none.
+The server keeps a part of the places for the vGPUs of the GPU, in proportion to their shares. Each vGPU gets at least
+one of these, as far as there are enough. Any vGPU may use the other places, in the order of arrival. So one vGPU never
+takes the places of all others. A place that is kept for no vGPU is never refused to a vGPU that could use it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ def keep_places(
     most: int, shares: Mapping[int, float], kept_percent: int = DEFAULT_LIMITS.mps_places_kept_percent
 ) -> dict[int, int]:
     """By vGPU (its key), how many of ``most`` places are kept for it. ``shares``: parts of the GPU, 0 … 1, in the order
-    in which the vGPUs came. The sum is at most ``most``, with one for each vGPU where they are no more than that."""
+    in which the vGPUs came. The sum is at most ``most``. Each vGPU has at least one, if there are at most ``most``
+    vGPUs."""
     first = dict.fromkeys(list(shares)[:most], 1)
     left = most - len(first)
     total = max(1.0, sum(shares.values()))

@@ -1,12 +1,14 @@
-"""The broker process: the core's shell on trio. Admits processes, watches them, keeps its link to the GPU Server.
+"""The broker process: the shell of ``vgpu.broker.core``, on trio.
 
-What outlives what: the pages outlive everybody who maps them; a broker outlives its GPU Server, for the processes'
-sake, and reconnects; a broker that dies is started again and gets the list of its processes from the server. Grants
-never pass through here: the native relay merges wants, and leases are written by the server into the page that the
+The broker admits processes, watches them, and keeps a link to its GPU Server.
+
+Lifetimes: the pages outlive every process that maps them. A broker outlives its GPU Server for the sake of the
+processes, and reconnects. A broker that dies is started again, and the server sends it the list of its processes.
+Grants never pass through the broker. The native relay merges wants. The server writes leases into the page that the
 processes have mapped.
 
-Which process is in which slot comes from the kernel (the credentials of its socket) and from that list. The activity
-page is written by tenants, and nothing in it is believed about that.
+The broker knows which process is in which slot from the kernel (the credentials of its socket) and from that list.
+Tenants write the activity page, so the broker believes nothing in it about slots.
 """
 
 from __future__ import annotations
@@ -61,14 +63,14 @@ from vgpu.protocol.hello import OLDEST_VERSION, Hello, Welcome
 from vgpu.protocol.peer import is_alive, peer_of
 from vgpu.protocol.stream import LINK_ENDED, MessageStream, connect, listen, serve_links
 
-ATTACH_S: Final = 3.0  # a hook says one thing; who takes longer holds the link for no good
+ATTACH_S: Final = 3.0  # a hook sends one message; a process that takes longer occupies the link for nothing
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
 RESTART_S: Final = 10.0
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
 NOTED_S: Final = 1.0
-"""A server notes an admission within milliseconds. One that is held up for longer learns of it later; if this broker
-dies before that, the process's own knock tells the next one."""
-ASIDE_S: Final = 20.0  # a hook knocks once a second at a new broker, and has to have had its turn of the CPU
+"""A server notes an admission within milliseconds. A server that is held up for longer notes it later. If this broker
+dies before that, the next broker learns of the process from the process's own knock."""
+ASIDE_S: Final = 20.0  # a hook knocks once a second at a new broker, and may have to wait for a CPU
 UNUSED_S: Final = 300.0  # a hook takes its slot within microseconds of the answer, unless its program is stopped
 LOOK_S: Final = 0.5
 MOST_COMMAND_BYTES: Final = 63  # as the activity page has it
@@ -81,8 +83,9 @@ NO_PEER: Final = Peer(Process(0, 0), -1, frozenset())
 class Pages:
     """The mapped pages of the vGPU, and the thread that works on them. ``grants`` changes with every server.
 
-    The descriptors of grants and activity page are kept, to be handed to processes and to the next server; so is that
-    of the store, if the vGPU is swapped (−1: it is not). ``view_fd``: the activity page for observers, read-only.
+    The broker keeps the descriptors of the grants page and the activity page, to hand them to processes and to the next
+    server. If the vGPU is swapped, the broker keeps the store's descriptor too (−1: the vGPU is not swapped).
+    ``view_fd``: the activity page for observers, read-only.
     """
 
     grants: GrantsPage
@@ -96,7 +99,7 @@ class Pages:
 
 
 class Broker:
-    """One vGPU's broker. ``run`` returns when the vGPU was removed or nobody needs the broker any more."""
+    """One vGPU's broker. ``run`` returns when the vGPU was removed, or when the broker is needed no more."""
 
     def __init__(
         self, vgpu_id: str, server: Path, door: Path, alive: Path | None = None, limits: Limits = DEFAULT_LIMITS
@@ -110,7 +113,7 @@ class Broker:
         self._limits = limits
         self._admissions = Admissions(limits.processes_per_vgpu)
         self._damaged = False
-        """A process has written into the page where the broker alone does, and the page was not begun anew since."""
+        """A process has written into the broker's own words of the page, and the page was not begun anew since."""
         self._vgpu: Adopt | None = None
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
@@ -123,10 +126,10 @@ class Broker:
         self._tells_later = False
         self._complaints: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
         self._reports: dict[int, Attached] = {}
-        """By slot: what the server was told of its process when it came."""
+        """By slot: the report about its process that the broker sent to the server at the admission."""
         self._noted: dict[tuple[int, Process], trio.Event] = {}
         self._confirmed: set[int] = set()
-        """Slots whose processes have the pages of now."""
+        """Slots whose processes have the current pages."""
         self._own_sockets = OwnSockets(door, self._waiting, self._may_attach, self._receive, self._say)
         self._epoch = 0
 
@@ -174,7 +177,7 @@ class Broker:
         register = Register(vgpu_id=self._vgpu_id, holds_page=bool(held), processes=self._list())
         try:
             await link.send(register.model_dump(), held)
-        except PermissionError:  # to this server it is no vGPU's broker, and is told to leave
+        except PermissionError:  # this server knows no vGPU of this broker, and will answer with Stop
             await link.send(register.model_copy(update={"holds_page": False}).model_dump())
         while (received := await link.receive()) is not None:
             message, descriptors = received
@@ -193,12 +196,12 @@ class Broker:
                     self._leave_if_alone()
 
     def _leave_if_alone(self) -> None:
-        """After an orderly stop there is no server to wait for: the last process takes the broker along."""
+        """After an orderly stop there is no server to wait for: the broker ends with the last process."""
         if self._stopped and (self._admissions.removed or not self._admissions.alive):
             self._nursery.cancel_scope.cancel()
 
     async def _adopt(self, vgpu: Adopt, descriptors: list[int], link: MessageStream) -> None:
-        """Take the vGPU's description, and its pages where a server hands them over."""
+        """Take the vGPU's description, and its pages if the server hands them over."""
         if descriptors:
             self._map(vgpu, descriptors)
         self._stopped = False
@@ -228,7 +231,7 @@ class Broker:
         os.close(relay_fd)
         kept = self._pages
         if kept is not None:
-            # A new server: its grants page is another one, the activity page is the one that we kept.
+            # The server is new: its grants page is another one, and the activity page is the one that we kept.
             os.close(activity_fd)
             kept.relay.rebind(grants, relay_page, vgpu.key)
             os.close(kept.grants_fd)
@@ -254,7 +257,8 @@ class Broker:
             self._nursery.start_soon(self._watch_pid, slot, process)
 
     def _take_over(self, vgpu: Adopt, activity: ActivityPage) -> dict[int, Process]:
-        """The processes that brokers before us have admitted, by the server's list. Those that live, by slot."""
+        """Take over the processes on the server's list, which earlier brokers have admitted. Returns those that live,
+        by slot."""
         for report in vgpu.processes:
             process = Process(report.pid, report.start_time)
             self._admissions.adopt(report.slot, process, dead=not report.alive)
@@ -264,20 +268,20 @@ class Broker:
         return dict(self._admissions.held())
 
     async def _clear_aside(self) -> None:
-        """Slots in which no process is known, once those that knock have come back for theirs."""
+        """Clear slots of no known process. By then, processes that knock have come back for their slots."""
         await trio.sleep(ASIDE_S)
         clears = True
         for slot in sorted(self._admissions.aside):
             if clears:
                 try:
                     await trio.to_thread.run_sync(self._activity.clear_slot, slot)
-                except TimeoutError as error:  # whoever gets the slot finds it empty all the same
+                except TimeoutError as error:  # the next process in the slot finds it empty all the same
                     clears = False
                     self._say("slots of no known process stay charged: the memory ledger is locked", error)
             self._admissions.give_up(slot)
 
     def _list(self) -> tuple[Attached, ...]:
-        """All that have a slot."""
+        """The reports of all processes that have a slot."""
         living = [self._reports[slot] for slot, _ in self._admissions.held()]
         reported = [self._reports[slot] for slot, _ in self._admissions.dead() if slot in self._reports]
         return (*living, *(report.model_copy(update={"alive": False}) for report in reported))
@@ -286,7 +290,7 @@ class Broker:
         if not self._admissions.awaits_release(slot, process):
             return
         if self._vgpu is not None:
-            # The ledger's lock names processes by them.
+            # The words by which the ledger's lock names processes.
             self._damaged |= self._activity.assert_words(self._vgpu.generation)
         try:
             released = await trio.to_thread.run_sync(self._activity.reap_slot, slot)
@@ -298,8 +302,8 @@ class Broker:
             await self._tell(Reaped(slot=slot, pid=process.pid, released_bytes=released))
 
     async def _tell(self, message: Message) -> None:
-        """Best effort: without a link it is dropped, since a new link begins with the whole state; and so it is where
-        the server is an older one, which does not know it."""
+        """Send ``message`` to the server, if possible. Without a link the broker drops it, since a new link begins with
+        the whole state. The broker also drops it if the server is an older one, which does not know it."""
         if self._link is None or message.since > self._version:
             return
         link = self._link
@@ -358,14 +362,14 @@ class Broker:
                 self._visitors[visitor] -= 1
 
     def _may_visit(self, uid: int) -> bool:
-        """Half of the places are for the owner and root: who else may attach must not keep these out."""
+        """Half of the places are for the owner and root. Users of the share group must not keep these out."""
         first = {0} if self._vgpu is None else {0, self._vgpu.owner_uid}
         others = sum(count for visitor, count in self._visitors.items() if visitor not in first)
         return uid in first or others < self._limits.visitors_per_broker // 2
 
     async def _report_closed(self, pid: int, uid: int, reason: str) -> None:
-        """One in a while, whatever peers do; the last of those between is told when that while is over, with how many
-        there were."""
+        """Report at most one closed link per pause, whatever peers do. After the pause, the broker reports the last one
+        that it left out, with the number of all of these."""
         missed = self._closed.due("", trio.current_time())
         if missed is not None:
             await self._tell(Closed(pid=pid, uid=uid, reason=reason + and_more(missed)))
@@ -411,7 +415,8 @@ class Broker:
                     peer.process.pid, peer.process.start_time, attach.command, decision.slot, self._vgpu.sm_planned
                 )
             self._pages.relay.watch(decision.slot)
-            # It counts already, for every broker of the GPU: of two that come at once, both may be refused, never none.
+            # Every broker of the GPU counts this process already. Of two that come at once for one place, at least one
+            # is refused, and perhaps both.
             if not self._has_place(self._vgpu, self._pages.relay_page):
                 full = gpu_full(self._vgpu, self._pages.relay_page.processes)
                 self._turn_away(decision.slot, peer.process)
@@ -426,8 +431,9 @@ class Broker:
         self._own_sockets.close(decision.slot)
 
     async def _mend_page(self, vgpu: Adopt, pages: Pages, *, alone: bool) -> None:
-        """A process of the vGPU may have written where the broker alone does. The next one begins with a page that its
-        hook takes for one, and, if it is ``alone`` in the vGPU, with leases to come."""
+        """Repair the broker's own words of the page, since a process of the vGPU may have written there. The next
+        process then begins with a page that its hook accepts. If it is ``alone`` in the vGPU, it can also get leases
+        again."""
         plan = pages.grants.plan()
         last_epoch = max(plan.open_epoch, plan.go_epoch, plan.current.epoch if plan.current else 0)
         self._damaged |= pages.activity.assert_words(vgpu.generation)
@@ -440,24 +446,24 @@ class Broker:
                 self._say("the page was damaged, and its memory ledger is locked", error)
 
     def _has_place(self, vgpu: Adopt, relay_page: RelayPage) -> bool:
-        """In the GPU's MPS server, for one that is counted already."""
+        """Whether the GPU's MPS server has a place for a process that is counted already."""
         if not vgpu.most_processes:
             return True
         return has_place(vgpu.key, relay_page.processes_by_key(), dict(vgpu.places), vgpu.most_processes)
 
     async def _decide(self, attach: Attach, peer: Peer, vgpu: Adopt) -> Admission | Refused:
-        """What the core says, with what the page says of slots that this very process has or asks for."""
+        """The core's decision. The shell adds what the page says of slots that this very process has or asks for."""
         unused = False
         mine = self._admissions.slot_of(peer.process) if attach.role == "process" else None
         if mine is not None and mine != attach.slot:
             unused = self._activity.is_reserved(mine)
-            if self._activity.is_left(mine):  # it became another program, and that is here before its end was heard of
+            if self._activity.is_left(mine):  # exec: the new program knocks before the end of the old one is known
                 await self._died(mine, peer.process)
         names = attach.slot >= 0 and self._activity.names(attach.slot, peer.process.pid, peer.process.start_time)
         return self._admissions.knock(attach, peer, vgpu, time.monotonic_ns(), unused=unused, names=names)
 
     def _attached(self, decision: Admission, peer: Peer, attach: Attach, vgpu: Adopt) -> Attached:
-        """What the server is to know of it. What it was started with it keeps for life."""
+        """The report about a process for the server. A process keeps for life what it was started with."""
         before = self._reports.get(decision.slot) if decision.known else None
         planned = before or vgpu
         return Attached(
@@ -474,8 +480,9 @@ class Broker:
         )
 
     async def _report(self, slot: int, report: Attached) -> None:
-        """Tell the server, and wait until it has noted it: so another broker of the vGPU will know the process before
-        that has a page. Without a server this broker is the only one that knows, and tells the next server."""
+        """Send ``report`` to the server, and wait until the server has noted it. Reason: another broker of the vGPU
+        then knows the process before the process has a page. Without a server, only this broker knows the process, and
+        reports it to the next server."""
         process = Process(report.pid, report.start_time)
         self._reports[slot] = report
         noted = self._noted[slot, process] = trio.Event()
@@ -488,13 +495,13 @@ class Broker:
             self._noted.pop((slot, process), None)
 
     async def _expect_use(self, slot: int, process: Process) -> None:
-        """A slot that its process never takes is given back: others may need the place."""
+        """Give back a slot that its process never takes, since other processes may need it."""
         await trio.sleep(UNUSED_S)
         if self._admissions.slot_of(process) == slot and self._activity.is_reserved(slot):
             await self._died(slot, process)
 
     def _waiting(self) -> Iterator[tuple[int, Process]]:
-        """Processes that have not asked for the pages of now."""
+        """Processes that have not asked for the current pages."""
         yield from (one for one in self._admissions.held() if one[0] not in self._confirmed)
         yield from self._admissions.returning()
 
@@ -511,28 +518,29 @@ class Broker:
         )
 
     def _turn_away(self, slot: int, process: Process) -> None:
-        """It never had the slot that was taken for it."""
+        """Free the slot that was taken for a process that is refused."""
         assert self._pages is not None
         self._pages.relay.mark_dead(slot)
         self._admissions.died(slot, process)
         self._nursery.start_soon(self._free, slot, process)
 
     async def _free(self, slot: int, process: Process) -> None:
-        """A slot whose process the server never heard of: as soon as the ledger's lock can be had, which a process that
-        was stopped may keep for long."""
+        """Free a slot whose process was never reported to the server. It needs the ledger's lock, which a stopped
+        process may keep for long."""
         while self._admissions.awaits_release(slot, process):
             with suppress(TimeoutError):
                 await trio.to_thread.run_sync(self._activity.reap_slot, slot)
                 self._admissions.gone(slot, process)
 
     async def _watch_pid(self, slot: int, process: Process) -> None:
-        """The mutex of the slot tells of a death within 0.1 ms; the pidfd also of a process that never took it."""
+        """The slot's mutex reports a death within 0.1 ms. The pidfd also reports that of a process that never took the
+        mutex."""
         try:
             pidfd = os.pidfd_open(process.pid)
         except ProcessLookupError:
             await self._died(slot, process)
             return
-        except OSError as error:  # no descriptor is left: the kernel is asked again and again instead
+        except OSError as error:  # no descriptor is left: the broker polls the kernel instead
             self._say(f"process {process.pid} is watched without a pidfd", error)
             while is_alive(process):  # noqa: ASYNC110
                 await trio.sleep(LOOK_S)
@@ -566,7 +574,7 @@ class Broker:
 
 
 def _door_permissions(vgpu: Adopt) -> dict[str, int]:
-    """The owner may connect, and the group it was shared with; the broker looks at each peer besides."""
+    """The owner may connect, and the group that the vGPU is shared with. The broker also checks each peer."""
     mode = 0o660 if vgpu.share_gid >= 0 else 0o600
     if os.geteuid() != 0:
         return {"mode": mode}
@@ -586,15 +594,15 @@ def known(*descriptors: int) -> tuple[int, ...]:
 
 
 def read_only(descriptor: int) -> int:
-    """Another descriptor of a page, for processes that may read it: it gives no writable mapping. Nor can it be opened
-    for writing through /proc by another user than ours, for the page's permissions are 0600."""
-    with suppress(OSError):  # a page that an older release made for everybody
+    """Another descriptor of a page, for processes that may read it. It gives no writable mapping. Only our own user can
+    open it for writing through /proc, because the page's permissions are 0600."""
+    with suppress(OSError):  # an older release made the page accessible to every user
         os.fchmod(descriptor, 0o600)
     return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
 
 
 async def _be_found(listener: trio.socket.SocketType) -> None:
-    """A socket that says nothing: the kernel says which process listens."""
+    """Serve a socket on which nothing is sent. A server that connects asks the kernel which process listens."""
     with listener:
         while True:
             try:

@@ -1,13 +1,13 @@
 """``python -m vgpu.broker.template --link FD``: a GPU Server's template, from which its brokers are forked.
 
 The template has imported everything that a broker needs, and has one thread. A broker that is forked from it begins at
-once, and shares with it the memory that neither writes. The template answers its server alone: their link is a pair of
-sockets that the server made, with no name in the file system. The template ends with that link. Brokers are in sessions
+once, and shares with it the memory that neither writes. The template answers only its server. Their link is a pair of
+sockets that the server made, with no name in the file system. The template ends with that link. Brokers run in sessions
 of their own, and outlive both.
 
 An order is a JSON object ``{"vgpu", "server", "door", "alive", "limits"}``, as the options of ``vgpu.broker``. The
 answer is ``{"pid", "start_time"}``, with one descriptor: the broker waits until a byte arrives there. So the server
-knows the broker's name before the broker does anything, and a broker whose server died in between ends.
+knows the broker's pid before the broker does anything. A broker ends if its server died in between.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Template:
             self._become_broker(order, waits)
         os.close(waits)
         try:
-            # It is a child of this process, and not buried yet: the pid is still its own.
+            # It is a child of this process, and not reaped yet: the pid is still its own.
             answer = json.dumps({"pid": pid, "start_time": start_time(pid)}).encode()
             passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [goes]))]
             self._link.sendmsg([answer], passed)

@@ -1,7 +1,7 @@
-"""What a shell offers for a vGPU or a GPU: those of the node that runs, or nothing, in silence.
+"""Shell completion for vGPUs and GPUs: those of the node that runs, or nothing, without a message.
 
-A person waits for it at every press of a key: no pydantic, whose import takes longer than all the rest, and little
-patience with a node that is busy.
+A person waits for it at every press of a key. So this module does not import pydantic, which takes longer than all the
+rest, and waits only briefly for a busy node.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _CHUNK: Final = 1 << 16
 
 
 def vgpus(incomplete: str) -> list[tuple[str, str]]:
-    """Ids and names that begin with ``incomplete``, each with a word on it."""
+    """Ids and names that begin with ``incomplete``, each with a short description."""
     found = []
     for vgpu in ask("list", "vgpus"):
         spec = vgpu.get("spec") or {}
         share = f"{spec['sm_percent']:g} %" if spec.get("sm_percent") else "a part"
         name, place = vgpu.get("name"), f"{share} of GPU {vgpu.get('gpu_index')}, {vgpu.get('state')}"
-        # Names first: who gave one wants to read it.
+        # Names first: a user that gave a name wants to read it.
         found += [(name, f"{vgpu['vgpu_id']}, {place}")] if name else []
         found.append((vgpu["vgpu_id"], f"{name}, {place}" if name else place))
     return [one for one in found if one[0].startswith(incomplete)]
@@ -39,10 +39,10 @@ def gpus_or_auto(incomplete: str) -> list[tuple[str, str]]:
 
 
 def ask(op: str, field: str) -> list[dict[str, Any]]:
-    """What the node lists; nothing where it does not run, is slow, or says something else. Raises nothing."""
+    """What the node lists; nothing if it does not run, is slow, or answers something else. Raises nothing."""
     try:
         return _ask(op, field)
-    except Exception:  # whatever it is, a shell that completes is no place to tell of it
+    except Exception:  # a shell that completes is no place to report any error
         return []
 
 

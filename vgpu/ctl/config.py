@@ -1,4 +1,4 @@
-"""vgpuctl config and config check: what the configuration file says, and what holds where it says nothing."""
+"""vgpuctl config and config check: the values of the configuration file, and the defaults of all others."""
 
 from __future__ import annotations
 

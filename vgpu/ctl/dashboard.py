@@ -25,7 +25,7 @@ def dashboard(
         bool, typer.Option("--no-token", help="Let in every user of this machine; loopback addresses only.")
     ] = False,
 ) -> None:
-    """Show the node in a browser, and serve its HTTP API. Whoever has the token may do what you may."""
+    """Show the node in a browser, and serve its HTTP API. The token gives all your rights at the node."""
     import trio
 
     from vgpu import logs
@@ -40,7 +40,7 @@ def dashboard(
     address, limits = parse_address(listen, EXAMPLE), load().config.limits
     if no_token and not address.local:
         raise VgpuError(
-            ErrorCode.INVALID, f"--no-token would let everybody who reaches {listen} in", f"--listen {EXAMPLE}"
+            ErrorCode.INVALID, f"--no-token would let in every user that reaches {listen}", f"--listen {EXAMPLE}"
         )
     if no_token and token_file is not None:
         raise VgpuError(ErrorCode.INVALID, "--no-token and --token-file contradict each other", "leave one out")

@@ -1,4 +1,4 @@
-"""vgpuctl doctor: what is missing on this machine, or wrong with its node, and what to type."""
+"""vgpuctl doctor: what is missing on this machine or wrong with its node, and what to type."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def doctor(form: OutputOption = Output.TABLE) -> int:
 
 
 def examined() -> Iterator[Finding]:
-    """Everything, looked at and judged."""
+    """All findings: about this machine, and about its node."""
     from client_hook import doctor as machine
     from client_hook import surroundings
     from vgpu.ctl.hook import user_installation
@@ -53,16 +53,16 @@ def examined() -> Iterator[Finding]:
 
     paths = NodePaths.from_environment()
     yield from machine.diagnose(machine.probe(paths.runtime, paths.state, user_installation()))
-    told = look(paths)
-    state = Path(told.status.state_dir) if isinstance(told, health.Health) else paths.state
+    node = look(paths)
+    state = Path(node.status.state_dir) if isinstance(node, health.Health) else paths.state
     yield from surroundings.diagnose(surroundings.probe(state))
-    answers = isinstance(told, health.Health)
+    answers = isinstance(node, health.Health)
     yield from health.service(unit(), answers=answers)
-    yield from health.diagnose(told) if isinstance(told, health.Health) else health.silent(told)
+    yield from health.diagnose(node) if isinstance(node, health.Health) else health.silent(node)
 
 
 def look(paths: NodePaths) -> Health | NoAnswer:
-    """The node of ``paths``."""
+    """The state of the node of ``paths``."""
     from vgpu.ctl.node import software_version
     from vgpu.node.health import Health
     from vgpu.node.link import ControlLink
@@ -89,7 +89,7 @@ def look(paths: NodePaths) -> Health | NoAnswer:
 
 
 def _is_gone(directory: Path) -> bool:
-    """And not only closed to this user."""
+    """Whether it does not exist. A directory that is only closed to this user does exist."""
     try:
         directory.stat()
     except FileNotFoundError:
@@ -161,13 +161,13 @@ def unit() -> Unit | None:
             done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWER_S, check=False)
         except (OSError, subprocess.TimeoutExpired):
             continue
-        told = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
-        if told.get("LoadState") == "loaded":
+        shown = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+        if shown.get("LoadState") == "loaded":
             return Unit(
-                active=told.get("ActiveState", "unknown"),
-                sub=told.get("SubState", "unknown"),
-                enabled=told.get("UnitFileState") or "not enabled",
-                result=told.get("Result", ""),
+                active=shown.get("ActiveState", "unknown"),
+                sub=shown.get("SubState", "unknown"),
+                enabled=shown.get("UnitFileState") or "not enabled",
+                result=shown.get("Result", ""),
                 manager="--user" if manager == "--user" else "",
             )
     return None

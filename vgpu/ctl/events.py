@@ -41,7 +41,7 @@ _STYLES: Final = {
     "ended": "",
     "detached": "dim",
 }
-"""Of the usual; whatever else there is stands out."""
+"""Of the usual kinds. All other kinds stand out."""
 _TROUBLE: Final = "yellow"
 _FAILURE: Final = "bold red"
 _FAILURES: Final = frozenset(
@@ -75,7 +75,7 @@ def events(
     ] = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
-    """What happened on this node, and who did it. With -f, JSON is one object per line."""
+    """What happened on this node, and by which user. With -f, JSON is one object per line."""
     since_unix_s, kinds = parse_since(since), tuple(kind or ())
     if not follow:
         past = _past(vgpu, since_unix_s, lines, kinds)
@@ -116,7 +116,7 @@ def _names(vgpus: Sequence[VgpuStatus]) -> Names:
 def _written(
     error: VgpuError, vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...]
 ) -> tuple[EventReading, ...]:
-    """Without a node: what the last one has written. ``error``, if there is nothing of it to be read."""
+    """Without a node: the events that the last node has written. Raises ``error`` if there are none to be read."""
     from vgpu.node.events import KEPT, EventFile, History
     from vgpu.paths import NodePaths
 
@@ -139,8 +139,9 @@ def _written(
 def _follow(vgpu: str, since_unix_s: float, lines: int, kinds: tuple[str, ...], *, as_json: bool) -> None:
     from vgpu.node.link import ControlLink
 
-    # The node watches for us before it tells of the past, so that nothing falls between the two: it answers with a
-    # snapshot first, of which there is another one an hour later, so that a node that hangs is noticed some day.
+    # The watch begins before past events are read, so that no event falls between the two. Its first notice is a
+    # snapshot, which says that the watch has begun. Another one follows every hour, so that a node that hangs is
+    # noticed some day.
     with ControlLink() as link:
         notices = link.watch(snapshots=True, events=True, interval_ns=3600 * 10**9)
         vgpus = _first_snapshot(notices)
@@ -186,8 +187,8 @@ def _filter(vgpu_id: str, since_unix_s: float, kinds: tuple[str, ...]) -> Callab
 
 
 def unseen(past: Sequence[EventReading], notices: Iterator[Notice]) -> Iterator[EventReading]:
-    """The events of ``notices`` that are not among ``past`` already, which was told after they had begun. Both have the
-    same order, so that from the first new one on all are new; and a node tells no event twice."""
+    """The events of ``notices`` that are not among ``past``, which was read after the notices had begun. Both have the
+    same order, so all events from the first new one on are new. A node sends no event twice."""
     seen = {event.model_dump_json() for event in past}
     for notice in notices:
         if notice.event is None or (seen and notice.event.model_dump_json() in seen):
@@ -196,7 +197,7 @@ def unseen(past: Sequence[EventReading], notices: Iterator[Notice]) -> Iterator[
         yield notice.event
 
 
-# --- how they look --------------------------------------------------------------------------------------------------
+# --- how they are printed -------------------------------------------------------------------------------------------
 
 
 def _line_of_json(event: EventReading) -> None:
@@ -212,8 +213,8 @@ def _print(past: Sequence[EventReading], names: Names) -> None:
 
 
 def _printer(names: Names) -> Callable[[EventReading], None]:
-    """Lines whose cells are as wide as the usual ones are, so that those that come later stand below one another; on a
-    terminal without the year, for there they should fit. What was called otherwise before is called so there."""
+    """Prints lines with cells of the usual widths, so that later lines are aligned. On a terminal the lines have no
+    year, to make them fit. An event shows the name that its vGPU had then."""
     show, called = output.line_printer(), dict(names)
     since_year = len("2026-") if sys.stdout.isatty() else 0
     widths = (_WIDTHS[0] - since_year, *_WIDTHS[1:])
@@ -222,7 +223,7 @@ def _printer(names: Names) -> Callable[[EventReading], None]:
         cells = [Cell(word.ljust(width), style) for word, width, style in zip(words, widths, styles, strict=False)]
         show([*cells, Cell(words[-1], styles[-1])])
 
-    def tell(event: EventReading) -> None:
+    def show_event(event: EventReading) -> None:
         if event.kind in _DESCRIBING and "name" in event.fields:
             called[event.vgpu_id] = str(event.fields["name"])
         time = clock_time(event.at_unix_s)[since_year:]
@@ -230,11 +231,11 @@ def _printer(names: Names) -> Callable[[EventReading], None]:
         put((time, str(event.gpu_index), event.vgpu_id, event.kind, what), ("dim", "", "", _style(event.kind), ""))
 
     put(("TIME", "GPU", "VGPU", "KIND", "WHAT"), ("bold",) * 5)
-    return tell
+    return show_event
 
 
 def what_happened(event: EventReading, name: str) -> str:
-    """Its text without what stands before it, the id and the kind: ``trainer: by uid 0, --sm 30``."""
+    """The event's text without the id and the kind, which precede it: ``trainer: by uid 0, --sm 30``."""
     from vgpu.spec import as_options
 
     text, described = event.text, as_options(event.fields) if event.kind in _DESCRIBING else ""

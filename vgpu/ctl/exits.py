@@ -1,4 +1,4 @@
-"""How ``vgpuctl`` fails: the exit codes, which scripts hang on (docs/cli.md lists them), and the line on stderr."""
+"""How ``vgpuctl`` fails: the exit codes, which scripts depend on (docs/cli.md lists them), and the line on stderr."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Exit(IntEnum):
     USAGE = 2
     NOT_FOUND = 3  # no such vGPU or GPU, or several that fit
     REFUSED = 4  # understood, and not granted: no room, in use, not yours
-    NODE_DOWN = 5  # nobody answers
+    NODE_DOWN = 5  # no node answers
     LAUNCH = 125  # exec and run: vgpuctl itself failed, so the program never ran (126, 127: not executable, not found)
 
 
@@ -41,7 +41,7 @@ FOR_ERROR: Final[dict[ErrorCode, Exit]] = {
 
 
 def report(error: VgpuError) -> Exit:
-    """Tells the user about ``error``; returns the exit code that goes with it."""
+    """Prints ``error`` on stderr, and returns its exit code."""
     say(error.message, error.hint)
     return FOR_ERROR[error.code]
 

@@ -52,7 +52,7 @@ def ls(form: OutputOption = Output.TABLE) -> None:
 
 
 def say_unserved(gpus: Iterable[GpuStatus]) -> None:
-    """On stderr, why GPUs are not served at this moment."""
+    """Print on stderr why GPUs are not served at this moment."""
     for gpu in gpus:
         if gpu.state != "serving":
             say(f"GPU {gpu.index} is not served: {gpu.reason}", f"vgpuctl logs gpu {gpu.index}")

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 LOOK_S: Final = 0.2
 READ_BYTES: Final = 16 << 20
-"""Of each log, from its end: all that there is of one that is kept small."""
+"""Of each log, from its end. This is the whole log, because the node keeps it small."""
 _STYLES: Final = {"debug": "dim", "info": "", "warning": "yellow", "error": "bold red", "critical": "bold red", "": ""}
 
 
@@ -48,7 +48,7 @@ class Place:
 
 
 def logs(
-    whose: Annotated[
+    subject: Annotated[
         list[str] | None,
         typer.Argument(metavar="[node | gpu N | VGPU]", help="The node's own, those of a GPU, what is about a vGPU."),
     ] = None,
@@ -61,7 +61,7 @@ def logs(
     """Logs of the node and its GPU Servers, by time. With -f, JSON is one object per line."""
     from vgpu.node.loglines import Wanted, merged
 
-    source, vgpu = _chosen(whose or [])
+    source, vgpu = _chosen(subject or [])
     wanted = Wanted(parse_since(since), level.value, vgpu)
     place = _place()
     if place.elsewhere and source in ("", "node"):
@@ -86,9 +86,9 @@ def logs(
             _follow(reader, wanted, show)
 
 
-def _chosen(whose: Sequence[str]) -> tuple[str, str]:
+def _chosen(subject: Sequence[str]) -> tuple[str, str]:
     """What the arguments name: a source ("": all), and the id of a vGPU ("": any)."""
-    match list(whose):
+    match list(subject):
         case []:
             return "", ""
         case ["node"]:
@@ -106,7 +106,7 @@ def _chosen(whose: Sequence[str]) -> tuple[str, str]:
 
 
 def _id_of(reference: str) -> str:
-    """Of a vGPU that is there, or that events tell of; else the logs may know it by what an id begins with."""
+    """The id of a vGPU that exists, or that events name. Else ``reference``, as the beginning of an id in the logs."""
     from vgpu.node.link import ControlLink
     from vgpu.node.routing import find_vgpu
 
@@ -126,7 +126,7 @@ def _id_of(reference: str) -> str:
 
 
 def _place() -> Place:
-    """Of the node that answers; else of the one that would be here."""
+    """The logs of the node that answers; else of the node that would run here."""
     from vgpu.node.link import ControlLink
     from vgpu.paths import NodePaths
 
@@ -138,8 +138,8 @@ def _place() -> Place:
 
 
 def elsewhere(pid: int, folder: Path, proc: Path = Path("/proc")) -> tuple[str, str]:
-    """Where process ``pid`` writes to, and what to type, if that is none of the files in ``folder``; "": it is, or
-    nobody may know."""
+    """Where process ``pid`` writes to, and what to type, if that is none of the files in ``folder``. "": it is one of
+    them, or /proc does not show it."""
     try:
         target = str((proc / str(pid) / "fd/2").readlink())
     except OSError:
@@ -183,8 +183,8 @@ def _source(path: Path) -> str:
 
 
 class Reader:
-    """First ``past``, then ``more`` again and again. A log that was emptied, or that another took the place of, is read
-    from its beginning; one that appears is, too."""
+    """Call ``past`` first, then ``more`` repeatedly. A log that was emptied, replaced or created is read from its
+    beginning."""
 
     def __init__(self, folder: Path, source: str = "") -> None:
         self._folder = folder
@@ -245,7 +245,7 @@ def _follow(reader: Reader, wanted: Wanted, show: Callable[[Line], None]) -> Non
         time.sleep(LOOK_S)
 
 
-# --- how they look --------------------------------------------------------------------------------------------------
+# --- how they are printed -------------------------------------------------------------------------------------------
 
 
 def _line_of_json(line: Line) -> None:

@@ -87,7 +87,7 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Executes one command line. Returns the exit code; errors are told on stderr, never raised."""
+    """Executes one command line. Returns the exit code. Errors go to stderr, and are never raised."""
     launches = bool(arguments) and arguments[0] in programs.LAUNCHING
     try:
         result = app(list(arguments), prog_name="vgpuctl", standalone_mode=False)

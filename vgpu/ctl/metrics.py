@@ -1,4 +1,4 @@
-"""vgpuctl metrics: what the node counts, for Prometheus: once, into a file, or for whoever scrapes."""
+"""vgpuctl metrics: what the node counts, for Prometheus: once, into a file, or served for scrapes."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def metrics(
 
 
 def _once(out: Path | None) -> int:
-    """Of a node that is down it is told that it is, too: what was written before must not look current."""
+    """Write the metrics once. If the node is down, they say so: older metrics must not pass for current ones."""
     import trio
 
     from vgpu.files import replaced

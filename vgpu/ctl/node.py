@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from vgpu.protocol.messages import NodeStatus
 
 START_UP_S: Final = 30.0
-"""Creating a context on a cold driver takes seconds; a node that has not answered by then never will."""
+"""The creation of a context on a cold driver takes seconds. A node that has not answered by then never will."""
 SECOND_TRY_S: Final = 3.0
 """A GPU Server that failed may serve when it is started again."""
 STOP_S: Final = 15.0
@@ -53,7 +53,7 @@ def node_command(
     take: bool = False,
     unmanaged: str = "report",
 ) -> list[str]:
-    """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: these indices alone;
+    """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: only these indices;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
     another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
     command = interpreter.command("vgpu.node", "--mode", mode)
@@ -201,8 +201,8 @@ def _all_failed(status: NodeStatus) -> bool:
 
 
 def did_not_start(log: Path, exit_code: int = Exit.FAILURE) -> VgpuError:
-    """The error of a node that ended with ``exit_code`` before it answered: what it said last on ``log``, and its hint
-    if it had one. ``Exit.REFUSED``: another node runs, and ``vgpuctl`` exits as it does without ``--detach``."""
+    """The error of a node that ended with ``exit_code`` before it answered: its last line in ``log``, and its hint if
+    it had one. ``Exit.REFUSED``: another node runs, and ``vgpuctl`` exits as it does without ``--detach``."""
     # Python draws a frame of these around a group of exceptions.
     lines = [line.strip(" +-|") for line in log.read_text(errors="replace").splitlines()]
     said = [line for line in lines if line] or ["it said nothing"]
@@ -236,11 +236,12 @@ def stop() -> None:
     for sentence in felt:
         print(sentence)
     if felt:
-        print("  → vgpuctl serve --detach, as the user whose node it was; or end them")
+        print("  → vgpuctl serve --detach, as the user of that node; or end them")
 
 
 def _felt_by(node: ControlLink) -> list[str]:
-    """Who would wait; of a node that cannot say it is not known, which is no reason not to stop it."""
+    """Sentences about the programs that a stop affects; none if the node cannot list them, which does not prevent the
+    stop."""
     from vgpu.ctl.waiting import who_feels_it
 
     try:
@@ -262,25 +263,25 @@ def status(form: OutputOption = Output.TABLE) -> None:
     from vgpu.node.link import ControlLink
 
     with ControlLink() as node:
-        told = node.status()
+        found = node.status()
     if form is Output.JSON:
-        output.print_json(told)
+        output.print_json(found)
         return
     from vgpu.ctl import tables
     from vgpu.units import counted, format_duration
 
-    up = format_duration(tables.whole_seconds_ns(told.uptime_ns / 1e9))
+    up = format_duration(tables.whole_seconds_ns(found.uptime_ns / 1e9))
     output.print_facts(
         {
-            "node": f"pid {told.pid}, st-vgpu {told.software}, up {up}",
-            "serves": f"{gpus_of(told)}, {counted(told.vgpus, 'vGPU')}, {counted(told.processes, 'process')}",
-            "sockets": told.runtime_dir,
-            "state": told.state_dir,
+            "node": f"pid {found.pid}, st-vgpu {found.software}, up {up}",
+            "serves": f"{gpus_of(found)}, {counted(found.vgpus, 'vGPU')}, {counted(found.processes, 'process')}",
+            "sockets": found.runtime_dir,
+            "state": found.state_dir,
         }
     )
     print()
-    output.print_table(tables.GPUS, map(tables.gpu_row, told.gpus))
-    gpus.say_unserved(told.gpus)
+    output.print_table(tables.GPUS, map(tables.gpu_row, found.gpus))
+    gpus.say_unserved(found.gpus)
 
 
 def gpus_of(status: NodeStatus) -> str:
@@ -300,7 +301,7 @@ def version(form: OutputOption = Output.TABLE) -> None:
         with ControlLink(timeout_s=3) as node:
             node_version = node.welcome.software
     except VgpuError:
-        pass  # no node is no reason not to tell one's own version
+        pass  # without a node, vgpuctl still prints its own version
     if form is Output.JSON:
         output.print_json({"vgpuctl": software_version(), "node": node_version or None})
     else:

@@ -53,8 +53,8 @@ VgpuArgument = Annotated[
     typer.Argument(metavar="VGPU", help="Id, unambiguous prefix of one, or name.", autocompletion=completion.vgpus),
 ]
 
-# One text serves create, run and set. Only a new vGPU has defaults, and set changes nothing that is not given: so a
-# default is told as that of a new one.
+# One text serves create, run and set. Only a new vGPU has defaults, and set changes nothing that is not given. So each
+# text calls a default that of new vGPUs.
 Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Percent of the GPU's compute, as in 30.")]
 Mem = Annotated[
     str | None,
@@ -62,7 +62,7 @@ Mem = Annotated[
 ]
 MemLimit = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="May use up to this while that memory is promised to nobody. New vGPUs: --mem."),
+    typer.Option(metavar="SIZE", help="May use up to this while no vGPU was promised that memory. New vGPUs: --mem."),
 ]
 MemPerProcess = Annotated[
     str | None, typer.Option(metavar="SIZE", help="The most that one process may allocate. New vGPUs: all of it.")
@@ -80,7 +80,7 @@ Fraction = Annotated[
     str | None, typer.Option(metavar="PART", help="Part of compute and memory, as in 1/4; --sm and --mem override it.")
 ]
 ShareGroup = Annotated[
-    str | None, typer.Option(metavar="GROUP", help="Unix group whose members may run programs in it.")
+    str | None, typer.Option(metavar="GROUP", help="Members of this Unix group may run programs in it.")
 ]
 Group = Annotated[
     str | None, typer.Option(metavar="NAME", help="Your vGPUs with this name, one per GPU, hold at the same time.")

@@ -1,4 +1,4 @@
-"""How answers look: tables that fit the terminal, whole rows when piped, JSON for programs."""
+"""How answers are printed: tables that fit the terminal, whole rows when piped, JSON for programs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def laid_out(columns: Sequence[Column], rows: Iterable[Row], width: int | None) 
 
 
 def _clean(field: str | Cell, keep: str = "") -> Cell:
-    """Some of the text is a tenant's."""
+    """A cell that is fit for a terminal, since a tenant wrote some of the text."""
     cell = field if isinstance(field, Cell) else Cell(field)
     return cell._replace(text=printable(cell.text, keep))
 
@@ -156,7 +156,7 @@ def wrapped(sentence: str, indent: int) -> list[str]:
 
 
 def console() -> Console:
-    """For stdout on a terminal. rich itself looks at NO_COLOR and TERM."""
+    """The console for stdout on a terminal. rich itself reads NO_COLOR and TERM."""
     from rich.console import Console
 
     return Console(highlight=False)
@@ -177,5 +177,5 @@ def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any]) -> None:
 
 
 def print_json_text(text: str) -> None:
-    """Some of its strings are a tenant's."""
+    """Print JSON that is fit for a terminal, since a tenant wrote some of its strings."""
     print(printable_json(text), flush=True)

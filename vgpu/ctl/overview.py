@@ -1,4 +1,4 @@
-"""How ``vgpuctl --help`` puts the commands in order: by what they are for."""
+"""The order of commands in ``vgpuctl --help``: by what they are for."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OTHER: Final = "Other commands"
 
 
 def sections(names: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Each section with those of ``names`` that belong there, in its order; at the end those that nobody placed."""
+    """Each section with those of ``names`` that belong there, in its order. At the end, those without a section."""
     for title, members in SECTIONS.items():
         if here := [name for name in members if name in names]:
             yield title, here

@@ -26,7 +26,7 @@ _COMMAND: Final = "vgpu.ctl.command"
 
 
 class LaunchingCommand(TyperCommand):
-    """A command line whose part after ``--`` belongs to somebody else and is not looked at."""
+    """A command line that is not parsed after ``--``, because that part belongs to another program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         end = args.index("--") if "--" in args else len(args)
@@ -86,7 +86,7 @@ def exec_(
 
 
 def _check_preloadable(ctx: typer.Context) -> None:
-    """Before anything is made: a program that loads no hook has the whole GPU, without a sign of it."""
+    """Check before anything is made. Reason: a program that loads no hook has the whole GPU, without a sign of it."""
     from client_hook.environment import hook_to_preload
     from client_hook.preloadable import check_preloadable
 
@@ -96,8 +96,8 @@ def _check_preloadable(ctx: typer.Context) -> None:
 
 
 def _check_owner(vgpu: VgpuStatus) -> None:
-    """Its broker will not admit a stranger; to say so now is kinder than CUDA's error. Who is in a group the broker
-    knows better."""
+    """Refuse another user's vGPU, because its broker would not admit the program, with an error of CUDA. The broker
+    itself checks the members of a group."""
     if vgpu.spec.share_group is None and os.getuid() not in {0, vgpu.owner_uid}:
         raise not_yours(vgpu.vgpu_id, vgpu.owner_uid, os.getuid())
 
@@ -123,7 +123,8 @@ def run(wanted: Wanted, ctx: typer.Context, allow_unhooked: AllowUnhooked = Fals
 
 
 def _remove(vgpu_id: str) -> None:
-    """The program may have run for days, so a fresh link. A node that is gone remembers the vGPU for the next one."""
+    """Remove the vGPU on a fresh link, because the program may have run for days. A node that is gone has recorded the
+    vGPU for the next one."""
     from vgpu.node.link import PATIENT_S, ControlLink
 
     try:
@@ -137,7 +138,8 @@ def _remove(vgpu_id: str) -> None:
 
 
 def environment_for(command: Sequence[str], vgpus: Sequence[VgpuStatus]) -> dict[str, str]:
-    """Of ``command`` in these vGPUs: the hook last, a sanitizer's runtime that the program is linked with first."""
+    """The environment of ``command`` in these vGPUs. The hook is preloaded last. A sanitizer's runtime that the program
+    is linked with is preloaded first."""
     from client_hook.sanitizers import with_sanitizers_first
 
     return with_sanitizers_first(command[0], attachment(vgpus).environment(os.environ))
@@ -147,13 +149,13 @@ def attachment(vgpus: Sequence[VgpuStatus]) -> Attachment:
     """What makes a process one of these vGPUs, which all belong to one node."""
     from client_hook.environment import Attachment, Simulation, hook_to_preload, simulation_libraries
 
-    told = vgpus[0].environment
+    environment = vgpus[0].environment
     simulation = None
     if vgpus[0].simulated:
-        simulation = Simulation(Path(told["VGPU_SIM_DIR"]), simulation_libraries())
+        simulation = Simulation(Path(environment["VGPU_SIM_DIR"]), simulation_libraries())
     return Attachment(
         vgpu_ids=tuple(vgpu.vgpu_id for vgpu in vgpus),
-        runtime_dir=Path(told["VGPU_RUNTIME_DIR"]),
+        runtime_dir=Path(environment["VGPU_RUNTIME_DIR"]),
         hook=hook_to_preload(),
         simulation=simulation,
     )

@@ -1,4 +1,4 @@
-"""Whoever waits longer than a moment sees what for, and how far it is: on stderr, where that is a terminal."""
+"""A progress bar for a command that takes longer than a moment: on stderr, if that is a terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
 PATIENCE_S: Final = 1.0
-"""What is done by then was not worth a word."""
+"""A command that ends sooner shows no bar."""
 LOOK_S: Final = 0.25
 
 
 class Part(NamedTuple):
-    """How far it is. ``ratio``: 0–1; None: nobody knows. ``said``: the same in words."""
+    """How far it is. ``ratio``: 0–1; None: not known. ``said``: the same in words."""
 
     ratio: float | None
     said: str
@@ -25,14 +25,14 @@ Look = Callable[[], Part | None]
 
 
 @contextmanager
-def waiting(text: str, look: Look | None = None) -> Iterator[None]:
-    """``text`` with a bar, for as long as it takes. ``look``: how far it is, asked four times a second in a thread
-    of its own; without it, or where it says None, how long it has taken so far."""
+def waiting(text: str, sample: Look | None = None) -> Iterator[None]:
+    """Show ``text`` with a bar, for as long as it takes. ``sample``: returns how far it is; a thread calls it four
+    times a second. Without it, or if it returns None, the bar shows the time so far."""
     if not sys.stderr.isatty():
         yield
         return
     done = threading.Event()
-    thread = threading.Thread(target=_show, args=(text, look, done), daemon=True)
+    thread = threading.Thread(target=_show, args=(text, sample, done), daemon=True)
     thread.start()
     try:
         yield
@@ -41,7 +41,7 @@ def waiting(text: str, look: Look | None = None) -> Iterator[None]:
         thread.join()
 
 
-def _show(text: str, look: Look | None, done: threading.Event) -> None:
+def _show(text: str, sample: Look | None, done: threading.Event) -> None:
     began_s = time.monotonic()
     if done.wait(PATIENCE_S):
         return
@@ -58,7 +58,7 @@ def _show(text: str, look: Look | None, done: threading.Event) -> None:
     with Progress(*columns, console=console, transient=True, redirect_stdout=sys.stdout.isatty()) as progress:
         task = progress.add_task(text, total=None, said="")
         while not done.wait(LOOK_S):
-            part = look() if look is not None else None
+            part = sample() if sample is not None else None
             if part is None:
                 part = Part(None, f"{time.monotonic() - began_s:.0f} s")
             total = None if part.ratio is None else 1.0
@@ -66,12 +66,12 @@ def _show(text: str, look: Look | None, done: threading.Event) -> None:
 
 
 def timed(seconds: float, passed_s: Callable[[], float]) -> Look:
-    """Of something that lasts ``seconds``."""
+    """The progress of something that lasts ``seconds``."""
     return lambda: Part(passed_s() / seconds, f"{min(passed_s(), seconds):.0f} of {seconds:.0f} s")
 
 
 class Move:
-    """How far a vGPU's memory is on its way off the card or back, as NVML counts it for its programs. To be called."""
+    """How much of a vGPU's memory has moved off the card or back, as NVML counts it for its programs. Call it."""
 
     def __init__(self, vgpu: str, *, away: bool) -> None:
         self._vgpu = vgpu
@@ -96,6 +96,6 @@ class Move:
             self._first_bytes = on_card_bytes
         total = self._first_bytes if self._away else max(own_bytes - self._first_bytes, 0)
         moved = self._first_bytes - on_card_bytes if self._away else on_card_bytes - self._first_bytes
-        if total <= 0 or moved <= 0:  # not begun, or the driver does not tell
+        if total <= 0 or moved <= 0:  # not begun, or the driver does not report it
             return None
         return Part(moved / total, f"{format_bytes(min(moved, total))} of {format_bytes(total)}")

@@ -1,4 +1,4 @@
-"""Where stdout and stderr lead: nowhere, if whoever started ``vgpuctl`` has closed them; to a disk that is full."""
+"""stdout and stderr if the parent of ``vgpuctl`` has closed them, or if they lead to a disk that is full."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 
 def open_closed_ones() -> None:
-    """What is written to stdout fails then, as on a disk that is full; what is written to stderr is lost. Programs
-    that we start have them closed, too."""
+    """Open a closed stdout or stderr. Writes to stdout then fail, as on a disk that is full. Writes to stderr are lost.
+    Programs that we start have them closed, too."""
     if sys.stdout is None:
         _lead_to_null(1, os.O_RDONLY)
         sys.stdout = os.fdopen(1, "w")
@@ -34,5 +34,5 @@ def refuses() -> bool:
 
 
 def silence() -> None:
-    """What was not written to stdout is lost: Python would complain of it once more when it flushes at exit."""
+    """Drop what was not written to stdout. Otherwise Python would complain of it once more when it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

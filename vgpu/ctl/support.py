@@ -89,7 +89,7 @@ def _print(path: Path, made: Made, *, redact: bool) -> None:
         say(f"without {name}: {why}")
     print()
     names = "user names and homes are replaced" if redact else "with user names and paths as they are"
-    print(f"{path}: {format_bytes(made.size)}, {names}; look into it before you send it")
+    print(f"{path}: {format_bytes(made.size)}, {names}; check it before you send it")
 
 
 def register(app: typer.Typer) -> None:

@@ -20,7 +20,7 @@ systemd_app = typer.Typer(
 )
 
 _PROGRAM: Final = "/usr/bin/vgpuctl"
-"""What stands in the units of ``deploy/systemd``, for packages of a distribution."""
+"""The program in the units of ``deploy/systemd``, for packages of a distribution."""
 
 
 class Unit(StrEnum):

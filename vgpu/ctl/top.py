@@ -60,7 +60,7 @@ def _show(delay_s: float) -> None:
     from vgpu.top.app import Top
 
     path = NodePaths.from_environment().control_socket
-    with ControlLink(path) as node:  # a person who has to start a node first reads that in the usual way
+    with ControlLink(path) as node:  # without a node, the user gets the usual error
         status = node.status()
     shown = Top(path, _facts(status), delay_s, parse_changes, utf8=speaks_utf8(os.environ))
     shown.run()

@@ -38,7 +38,7 @@ def trace(
     if png is not None and png.absolute() == out.absolute():
         raise VgpuError(ErrorCode.INVALID, f"-o and --png are the same file: {out}", f"--png {out.with_suffix('.png')}")
     for file in filter(None, (out, png)):
-        with replaced(file):  # before anything is recorded in vain
+        with replaced(file):  # before anything is recorded for nothing
             pass
     from vgpu.trace.collect import collect
 

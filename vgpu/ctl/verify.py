@@ -55,7 +55,7 @@ def verify(
     except ValueError as error:
         raise VgpuError(ErrorCode.INVALID, f"--only: {error}", "vgpuctl verify --only share") from error
     if report is not None:
-        with replaced(report):  # before anything is measured in vain
+        with replaced(report):  # before anything is measured for nothing
             pass
     plan = Plan(why_simulated(simulate), quick, checks, None if simulate else gpu)
     with _progress(plan) as show:

@@ -56,7 +56,7 @@ def _print_made(vgpu: VgpuStatus, form: Created) -> None:
 
 
 def warn(vgpu: VgpuStatus) -> None:
-    """On stderr, what is not as it was asked for; inspect says it again."""
+    """Print the vGPU's warnings on stderr; inspect prints them again."""
     for warning in vgpu.warnings:
         say(f"{vgpu.vgpu_id}: {warning}")
 
@@ -109,7 +109,7 @@ def inspect(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
 
 
 def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
-    """Everything about it that has a name."""
+    """The facts about a vGPU, by name."""
     from vgpu.units import counted, format_bytes, format_duration
 
     vgpu, gpu = detail.vgpu, detail.gpu
@@ -173,18 +173,18 @@ def _print_detail(detail: VgpuDetail) -> None:
 
 
 def _moving(vgpu: VgpuStatus) -> dict[str, str]:
-    """What is only sometimes worth a line."""
+    """Facts that are only sometimes worth a line."""
     from vgpu.units import counted, format_bytes, format_duration
 
-    told = {}
+    facts = {}
     if vgpu.waiting_ns:
-        told["waiting"] = f"for a token, since {format_duration(tables.rounded_ns(vgpu.waiting_ns))}"
+        facts["waiting"] = f"for a token, since {format_duration(tables.rounded_ns(vgpu.waiting_ns))}"
     if vgpu.window_ns:
-        told["window"] = f"{format_duration(vgpu.window_ns)} of work in flight, while others want"
+        facts["window"] = f"{format_duration(vgpu.window_ns)} of work in flight, while others want"
     if vgpu.swaps_out or vgpu.swaps_in:
         away = format_bytes(vgpu.memory_away_bytes)
-        told["swapped"] = f"{counted(vgpu.swaps_out, 'time')} out, {vgpu.swaps_in} in; {away} is away"
-    return told
+        facts["swapped"] = f"{counted(vgpu.swaps_out, 'time')} out, {vgpu.swaps_in} in; {away} is away"
+    return facts
 
 
 def ps(
@@ -265,7 +265,7 @@ def set_(
 
 
 def changes_of(**given: object) -> VgpuChanges:
-    """What ``set`` was told to change, by the names of its options; None: not given. ``VgpuError`` (invalid)."""
+    """The changes that ``set`` is to make, by the names of its options; None: not given. ``VgpuError`` (invalid)."""
     from vgpu.spec import VgpuChanges
 
     fields = {
@@ -308,8 +308,8 @@ def migrate(
 def _move(vgpu: str, form: Output, how: str, meanwhile: str, gpu: str = "") -> None:
     from vgpu.node.link import ControlLink
 
-    look = None if how == "migrate" else progress.Move(vgpu, away=how == "suspend")
-    with ControlLink() as node, progress.waiting(f"{vgpu}: {meanwhile}", look):
+    sample = None if how == "migrate" else progress.Move(vgpu, away=how == "suspend")
+    with ControlLink() as node, progress.waiting(f"{vgpu}: {meanwhile}", sample):
         if how == "migrate":
             changed = node.migrate(vgpu, gpu)
         else:

@@ -1,4 +1,4 @@
-"""Which programs feel that a node has stopped, and what ends their wait. Pure."""
+"""The programs that are affected when a node stops, and what ends their wait. Pure."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from vgpu.protocol.messages import GpuStatus, VgpuStatus
 from vgpu.spec import VgpuSpec
 from vgpu.stage.measure import Sample, Series, common_window, shares
 from vgpu.stage.node import private_node
-from vgpu.stage.program import Told, Workload, environment_of, run_workload
+from vgpu.stage.program import Workload, WorkloadReport, environment_of, run_workload
 from vgpu.units import MIB
 
 SHARES_PERCENT: Final = (30.0, 70.0)
 WARM_UP_NS: Final = 10**9
 """Clocks rise, caches fill and both programs surely run before counting begins."""
 TAIL_NS: Final = 1_500_000_000
-"""Programs report once a second and run on beyond the window, so that nobody is measured alone at its end."""
+"""Programs report once a second and run on beyond the window, so that no program is measured alone at its end."""
 READ_EVERY_S: Final = 0.25
 LEAD_NS: Final = {True: 1_500_000_000, False: 5 * 10**9}
 """From starting the programs to their first kernel, by whether the GPU is simulated: a real driver compiles first."""
@@ -56,9 +56,9 @@ class Scene:
     plan: Plan
     phase: str = "starting a node"
     gpu: GpuStatus | None = None
-    alone: Told = field(default_factory=Told)
+    alone: WorkloadReport = field(default_factory=WorkloadReport)
     vgpus: tuple[VgpuStatus, ...] = ()
-    told: tuple[Told, ...] = ()
+    reports: tuple[WorkloadReport, ...] = ()
     start_ns: int = 0
     """When the program or programs of this phase begin to be counted; 0 before that is fixed."""
     end_ns: int = 0
@@ -120,16 +120,16 @@ class _Stage:
         begin_ns = time.monotonic_ns() + LEAD_NS[bool(plan.simulated)]
         scene.start_ns = begin_ns + WARM_UP_NS
         scene.end_ns = scene.start_ns + plan.duration_ns
-        scene.told = tuple(Told() for _ in scene.vgpus)
+        scene.reports = tuple(WorkloadReport() for _ in scene.vgpus)
         tokens = [Series() for _ in scene.vgpus]
         seconds = (WARM_UP_NS + plan.duration_ns + TAIL_NS) / 1e9
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._keep_current, tokens)
             async with trio.open_nursery() as programs:
-                for i, told in enumerate(scene.told):
+                for i, report in enumerate(scene.reports):
                     workload = Workload(seconds, begin_ns, self._appetite_bytes(i))
                     environment = environment_of(scene.vgpus[i], limited=plan.gated)
-                    programs.start_soon(run_workload, workload, environment, told, self._changed)
+                    programs.start_soon(run_workload, workload, environment, report, self._changed)
             nursery.cancel_scope.cancel()
         return self._report(rate_alone, tokens)
 
@@ -159,8 +159,8 @@ class _Stage:
     def _report(self, rate_alone: float, tokens: Sequence[Series]) -> Report:
         scene, plan = self.scene, self.scene.plan
         assert scene.gpu is not None
-        start_ns, end_ns = common_window([told.series for told in scene.told], plan.duration_ns)
-        rates = [told.series.rate(start_ns, end_ns) for told in scene.told]
+        start_ns, end_ns = common_window([report.series for report in scene.reports], plan.duration_ns)
+        rates = [report.series.rate(start_ns, end_ns) for report in scene.reports]
         return Report(
             simulated=scene.gpu.simulated,
             gpu=scene.gpu.name,
@@ -174,10 +174,10 @@ class _Stage:
                     achieved_ratio=round(achieved, 4),
                     tokens_per_second=round(counted.rate(start_ns, end_ns), 2),
                     memory_limit_bytes=vgpu.memory_limit_bytes,
-                    memory_refusals=told.memory_refusals,
+                    memory_refusals=report.memory_refusals,
                 )
-                for vgpu, percent, achieved, counted, told in zip(
-                    scene.vgpus, SHARES_PERCENT, shares(rates), tokens, scene.told, strict=True
+                for vgpu, percent, achieved, counted, report in zip(
+                    scene.vgpus, SHARES_PERCENT, shares(rates), tokens, scene.reports, strict=True
                 )
             ),
         )

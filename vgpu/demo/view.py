@@ -74,7 +74,7 @@ def drawn(scene: Scene, width: int) -> Text:
     from rich.text import Text
 
     text = Text.assemble((sentence(scene), "bold"), (f"{GAP}{_progress(scene)}", "dim"))
-    if scene.told:
+    if scene.reports:
         text.append("\n\n")
         text.append_text(table_text(COLUMNS, rows(scene), width))
         text.append_text(_memory_remark(scene))
@@ -83,7 +83,7 @@ def drawn(scene: Scene, width: int) -> Text:
 
 def rows(scene: Scene) -> list[Row]:
     """One per vGPU."""
-    now = shares([told.series.recent_rate() for told in scene.told])
+    now = shares([report.series.recent_rate() for report in scene.reports])
     return [
         (
             vgpu.vgpu_id,
@@ -112,8 +112,8 @@ def _memory_remark(scene: Scene) -> Text:
     from rich.text import Text
 
     remark = Text(style="yellow")
-    for vgpu, told in zip(scene.vgpus, scene.told, strict=True):
-        if told.memory_refusals:
+    for vgpu, report in zip(scene.vgpus, scene.reports, strict=True):
+        if report.memory_refusals:
             limit = format_bytes(vgpu.memory_limit_bytes)
             remark.append(f"\n\n{vgpu.vgpu_id} asked for more than its {limit}: refused, and it goes on.")
     return remark

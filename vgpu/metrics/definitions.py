@@ -1,13 +1,13 @@
-"""Every metric, described once: its name, kind and labels, what it means, and how it is taken from what the node says.
+"""Every metric, described once: its name, kind and labels, its meaning, and how it is taken from the node's readings.
 
-What ``/metrics`` says, the table in ``docs/metrics.md`` and the tests are made from ``METRICS``. All of it is pure.
+``/metrics``, the table in ``docs/metrics.md`` and the tests are made from ``METRICS``. All of it is pure.
 
-A name tells its unit, always a base unit: ``_seconds``, ``_bytes``, ``_watts``, ``_celsius``, ``_hertz``, ``_ratio``
-(0–1). A counter's ends with ``_total``. ``vgpu_gpu_``, ``vgpu_process_``, ``vgpu_node_`` and ``vgpu_exporter_`` say
-whose it is; ``vgpu_`` alone: a vGPU's.
+A name contains its unit, always a base unit: ``_seconds``, ``_bytes``, ``_watts``, ``_celsius``, ``_hertz``, ``_ratio``
+(0–1). A counter's ends with ``_total``. The prefixes ``vgpu_gpu_``, ``vgpu_process_``, ``vgpu_node_`` and
+``vgpu_exporter_`` name the subject; ``vgpu_`` alone: a vGPU.
 
-What a GPU Server said before it fell silent is no measurement: unless a metric is ``lasting`` it is left out until the
-server answers again (``vgpu_gpu_up``).
+The last readings of a GPU Server that does not answer are no measurement. So a metric is left out until the server
+answers again (``vgpu_gpu_up``), unless it is ``lasting``.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ GPU: Final[tuple[Metric[Gpu], ...]] = (
         lambda g: None if g.meters is None else g.meters.loop_lag,
     ),
     _gpu("memory_size_bytes", GAUGE, "Memory of the card.", lambda g: g.reading.total_memory_bytes),
-    _gpu("memory_used_bytes", GAUGE, "Of that in use by anybody, as NVML says.", lambda g: g.reading.used_memory_bytes),
+    _gpu("memory_used_bytes", GAUGE, "Of that in use in all, as NVML says.", lambda g: g.reading.used_memory_bytes),
     _gpu("memory_guaranteed_bytes", GAUGE, "Of that promised to vGPUs.", lambda g: g.reading.guaranteed_memory_bytes),
     _gpu(
         "outside_memory_bytes",
@@ -176,7 +176,7 @@ GPU: Final[tuple[Metric[Gpu], ...]] = (
     _gpu(
         "utilization_ratio",
         GAUGE,
-        "Part of the time with a kernel of anybody's on the GPU, over NVML's own last sample.",
+        "Part of the time with any kernel on the GPU, over NVML's own last sample.",
         lambda g: g.reading.utilization_ratio,
     ),
     _gpu(
@@ -235,7 +235,7 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
     _vgpu(
         "open_ended",
         GAUGE,
-        "1 while it holds a token without an end, as nobody waits for the GPU: vgpu_tokens_total stands still then.",
+        "1 while it holds a token without an end, as no vGPU waits for the GPU: vgpu_tokens_total stands still then.",
         lambda v: v.reading.open_ended,
     ),
     _vgpu(
@@ -422,4 +422,4 @@ EXPORTER: Final[tuple[Metric[Seen], ...]] = (
 )
 
 METRICS: Final[tuple[Metric[Any], ...]] = (*NODE, *GPU, *VGPU, *PROCESS, *EXPORTER)
-"""In the order in which they are told: the last one says how long all of it took."""
+"""In the order of the exposition: the last one says how long all of it took."""

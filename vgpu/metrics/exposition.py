@@ -1,8 +1,8 @@
-"""What one scrape found, as text for Prometheus: format 0.0.4, or OpenMetrics 1.0.
+"""The readings of one scrape, as text for Prometheus: format 0.0.4, or OpenMetrics 1.0.
 
-prometheus_client chooses the format and says how numbers look. The lines are put together here, each series' labels
-once, because its own encoder takes 7 µs a line, and a node with 64 vGPUs has seven thousand. The tests hold every byte
-against that encoder (``tests/metrics/test_exposition.py``).
+prometheus_client chooses the format and formats numbers. This module puts the lines together, and each series' labels
+once. Reason: the client's own encoder takes 7 µs a line, and a node with 64 vGPUs has seven thousand. The tests compare
+every byte with that encoder (``tests/metrics/test_exposition.py``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LETTERS: Final = {1.0: "1.0", 0.0: "0.0"}
 
 
 class Subject(NamedTuple):
-    """Whose metrics are told: its labels' values, in the order of ``LABELS``, escaped; and what they are taken from."""
+    """A subject of metrics: its labels' values, in the order of ``LABELS``, escaped; and what they are taken from."""
 
     labels: tuple[str, ...]
     what: Any
@@ -32,21 +32,22 @@ class Subject(NamedTuple):
 
 
 def exposition(seen: Seen, *, openmetrics: bool = False) -> bytes:
-    """All that there is to tell, each metric with its description; nothing of one that nobody has a value for."""
+    """All metrics that have a value, each with its description."""
     subjects = subjects_of(seen)
     lines: list[str] = []
     for metric in METRICS:
-        told = list(_series(metric, subjects[metric.of]))
-        if told:
+        series = list(_series(metric, subjects[metric.of]))
+        if series:
             lines += _heading(metric, openmetrics=openmetrics)
-            lines += told
+            lines += series
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode("utf-8", "replace")
 
 
 def subjects_of(seen: Seen) -> dict[Of, list[Subject]]:
-    """Who is there, each once. A vGPU without a name goes by its id; of two processes with one pid the live one."""
+    """The subjects, each once. A vGPU without a name goes by its id. Of two processes with one pid, the live one
+    counts."""
     found: dict[Of, list[Subject]] = {of: [] for of in Of}
     found[Of.NODE] = found[Of.EXPORTER] = [Subject((), seen, True)]
     if seen.metering is not None:
@@ -123,9 +124,9 @@ def _distribution(name: str, names: tuple[str, ...], labels: tuple[str, ...], ta
     for bound, count in zip(_bounds(taken.bounds_ns), taken.counts, strict=True):
         total += count
         yield f"{name}_bucket{label((*labels, bound))} {_number(total)}\n"
-    whose = _labelling(names)(labels)
-    yield f"{name}_count{whose} {_number(total)}\n"
-    yield f"{name}_sum{whose} {_number(taken.sum_ns / 1_000_000_000)}\n"
+    text = _labelling(names)(labels)
+    yield f"{name}_count{text} {_number(total)}\n"
+    yield f"{name}_sum{text} {_number(taken.sum_ns / 1_000_000_000)}\n"
 
 
 def _number(value: float) -> str:

@@ -1,4 +1,4 @@
-"""What a metric is: its description, whose it is, and what it is taken from."""
+"""A metric: its description, its subject, and what it is taken from."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Kind(StrEnum):
 
 
 class Of(StrEnum):
-    """Whose a metric is."""
+    """The kind of subject that a metric belongs to."""
 
     NODE = "node"
     GPU = "GPU"
@@ -37,13 +37,13 @@ LABELS: Final[dict[Of, tuple[str, ...]]] = {
     Of.PROCESS: ("gpu", "vgpu", "name", "uid", "pid"),
     Of.EXPORTER: (),
 }
-"""What tells one from another of its kind."""
+"""The labels that distinguish the subjects of a kind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What one scrape found: what the node said, with its version, ``software``; or the ``error`` that there is
-    instead. ``elapsed_s``: since the scrape began."""
+    """The readings of one scrape: the node's answer, with its version, ``software``; or the ``error`` instead.
+    ``elapsed_s``: since the scrape began."""
 
     metering: MetricsSnapshot | None
     error: VgpuError | None
@@ -70,20 +70,20 @@ class Vgpu:
 Values = Sequence[tuple[tuple[str, ...], float]]
 """A value for each combination of a metric's own labels."""
 Taken = float | Histogram | Values | None
-"""None: there is nothing to tell just now."""
-Whose = TypeVar("Whose", Seen, Gpu, Vgpu, ProcessReading)
+"""None: there is no value just now."""
+Measured = TypeVar("Measured", Seen, Gpu, Vgpu, ProcessReading)
 
 
 @dataclass(frozen=True, slots=True)
-class Metric(Generic[Whose]):
-    """``take``: from a reading, without I/O. ``labels``: its own, beside those that tell whose it is (``LABELS``).
-    ``lasting``: the node's own word, or a fact that stays true while the GPU Server is silent."""
+class Metric(Generic[Measured]):
+    """``take``: from a reading, without I/O. ``labels``: its own, beside those of its subject (``LABELS``).
+    ``lasting``: the node's own word, or a fact that stays true while the GPU Server does not answer."""
 
     name: str
     of: Of
     kind: Kind
     help: str
-    take: Callable[[Whose], Taken]
+    take: Callable[[Measured], Taken]
     labels: tuple[str, ...] = ()
     lasting: bool = False
 

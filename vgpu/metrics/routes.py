@@ -1,5 +1,4 @@
-"""``/metrics`` for Prometheus and ``/healthz`` for whoever watches over machines: a router for any FastAPI application
-that runs on trio."""
+"""``/metrics`` for Prometheus and ``/healthz`` for monitoring: a router for any FastAPI application on trio."""
 
 from __future__ import annotations
 
@@ -80,10 +79,10 @@ def router(control_socket: Path) -> APIRouter:
 
 async def health(source: Source) -> Health:
     try:
-        told = await source.gpus()
+        found = await source.gpus()
     except VgpuError as error:
         return Health(status="down", reason=error.message, gpus=())
-    gpus = tuple(GpuHealth(index=gpu.index, state=gpu.state, reason=gpu.reason) for gpu in told.gpus)
+    gpus = tuple(GpuHealth(index=gpu.index, state=gpu.state, reason=gpu.reason) for gpu in found.gpus)
     silent = [str(gpu.index) for gpu in gpus if gpu.state != "serving"]
     reason = f"not served: GPU {', '.join(silent)}" if silent else ""
     return Health(status="degraded" if silent else "ok", reason=reason, gpus=gpus)

@@ -1,4 +1,4 @@
-"""Asks the node what it has counted, for whoever scrapes."""
+"""Reads the node's counters, for scrapes."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ class Answer:
 
 
 class Source:
-    """One node, by its control socket. However many scrape at the same time, it is asked one question at a time, and
-    each of them gets the answer to one that was asked after it came."""
+    """One node, by its control socket. The source sends the node one request at a time, however many scrapes arrive.
+    Each scrape gets the answer to a request that was sent after the scrape arrived."""
 
     def __init__(self, control_socket: Path, *, answer_s: float = ANSWER_S) -> None:
         self._control_socket = control_socket
@@ -44,7 +44,7 @@ class Source:
         self._last: Answer | None = None
 
     async def see(self) -> Seen:
-        """What there is to tell; of a node that does not answer, why."""
+        """The node's readings, or why it does not answer."""
         began_s, came_s = time.perf_counter(), trio.current_time()
         async with self._asking:
             if self._last is None or self._last.asked_s < came_s:
@@ -53,7 +53,7 @@ class Source:
         return Seen(last.metering, last.error, last.software, software_version(), lambda: time.perf_counter() - began_s)
 
     async def gpus(self) -> GpuList:
-        """How its GPUs are. ``VgpuError``: it does not answer."""
+        """The status of its GPUs. ``VgpuError``: the node does not answer."""
         return (await self._asked(Gpus(), GpuList))[0]
 
     async def _ask(self) -> Answer:

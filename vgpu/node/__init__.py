@@ -1,1 +1,1 @@
-"""The node: supervisor of the GPU Servers, and the link by which everybody else talks to it."""
+"""The node: the supervisor of the GPU Servers, and the link by which all other programs reach it."""

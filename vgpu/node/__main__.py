@@ -98,8 +98,8 @@ def run(
     *,
     take: bool = False,
 ) -> None:
-    """Serve until told to stop; ``others``: GPUs that are shared in another way; ``gpus``: these indices alone;
-    ``host_memory_bytes``: half of the host's, if not told. ``VgpuError``: why it cannot."""
+    """Serve until a signal stops it. ``others``: GPUs that are shared in another way; ``gpus``: only these indices;
+    ``host_memory_bytes``: None means half of the host's. ``VgpuError``: why it cannot serve."""
     os.umask(UMASK)
     check_namespace()
     prepare(paths)
@@ -150,15 +150,15 @@ def only_node(paths: NodePaths) -> IO[bytes]:
         "stop it: vgpuctl stop; or set VGPU_RUNTIME_DIR and VGPU_STATE_DIR for another one beside it",
     )
     file = exclusive(paths.node_lock, refusal)
-    if listener_at(paths.control_socket) is not None:  # of a release whose lock was another file
+    if listener_at(paths.control_socket) is not None:  # a node of an older release, which locked another file
         file.close()
         raise refusal
     return file
 
 
 def simulated_gpus(folder: Path, count: int) -> int:
-    """See to it that ``count`` simulated GPUs exist. Those of a node before us are kept, with what runs on them, unless
-    another version of the simulated driver made them."""
+    """Make ``count`` simulated GPUs, if they do not exist. Those of an earlier node are kept, with what runs on them,
+    unless another version of the simulated driver made them."""
     from cython_ext.simengine import Engine, create_gpus
 
     if not 1 <= count <= MOST_SIMULATED:
@@ -185,7 +185,7 @@ def server_environment(paths: NodePaths, *, simulate: bool) -> dict[str, str]:
         libraries.insert(0, str(simulation_libraries()))
     if libraries:
         environment["LD_LIBRARY_PATH"] = ":".join(libraries)
-    # pydantic would look through every installed distribution for plugins, in each of our processes.
+    # pydantic would search every installed distribution for plugins, in each of our processes.
     environment.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     environment["VGPU_LOG"] = "json"  # their stderr is a file, whatever ours is
     environment["VGPU_RUNTIME_DIR"] = str(paths.runtime)

@@ -1,6 +1,6 @@
-"""The node's end of a creation: asked of a GPU Server on a link that stays open until the client has the answer.
+"""The node's end of a creation. The node asks a GPU Server, on a link that stays open until the client has the answer.
 
-If the client leaves, or the node dies, that link ends, and the server takes the vGPU back. If the server dies, the node
+If the client leaves, or the node dies, that link ends, and the server removes the vGPU. If the server dies, the node
 asks the next one by the same id.
 """
 
@@ -39,7 +39,7 @@ class Creation:
     reading: VgpuStatus | None = None
 
     async def begin(self) -> VgpuStatus:
-        """Admitted, or refused."""
+        """Wait until the server admits the vGPU."""
         with trio.move_on_after(ADMISSION_S):
             self.reading = await self._create()
             return self.reading
@@ -52,7 +52,7 @@ class Creation:
         return await self._ask(self.request, VgpuStatus)
 
     async def finish(self) -> VgpuStatus:
-        """Made."""
+        """Wait until the vGPU is made."""
         assert self.reading is not None
         if self.version < REQUEST_IDS_SINCE:
             return self.reading
@@ -62,7 +62,7 @@ class Creation:
         raise self._late(MAKING_S)
 
     async def confirm(self) -> Confirmed:
-        """The client has the answer: the vGPU stays."""
+        """The client has the answer. The server keeps the vGPU."""
         assert self.reading is not None
         if self.version >= REQUEST_IDS_SINCE:
             with trio.move_on_after(MAKING_S) as patience:
@@ -73,7 +73,7 @@ class Creation:
         return Confirmed(vgpu_id=self.reading.vgpu_id)
 
     async def _insist(self, request: Request, model: type[AnyModel]) -> AnyModel:
-        """Ask; and where the server ended meanwhile, ask the next one, first for the vGPU and then again."""
+        """Ask the server. If it ended meanwhile, ask the next one: first for the vGPU, then ``request`` again."""
         while True:
             try:
                 return await self._ask(request, model)
@@ -85,7 +85,7 @@ class Creation:
             await self._again()
 
     async def _has_lost_link(self) -> bool:
-        """Whether it was the link's end, and not the server's refusal."""
+        """Whether the link has ended. Otherwise the server has refused the request."""
         if self.link is None:
             return True
         with trio.move_on_after(0.05):
@@ -94,7 +94,7 @@ class Creation:
         return False
 
     async def _again(self) -> None:
-        """On the next server: a vGPU that its predecessor had written down is found, else one is made."""
+        """Create again on the next server. It finds the vGPU if its predecessor had recorded it, and else makes one."""
         while True:
             with trio.move_on_after(RESTART_S):
                 await self.server.up.wait()

@@ -1,10 +1,10 @@
 """What has happened on this node: the last ``KEPT`` events in memory, and as JSON lines in ``events.jsonl``.
 
-Everybody who may ask the node sees all of them, as ``vgpuctl ls`` and ``ps`` show everybody's vGPUs and processes.
+Every user of the node can read all events, as ``vgpuctl ls`` and ``ps`` show the vGPUs and processes of all users.
 
-The file is two: when ``events.jsonl`` is full it becomes ``events.jsonl.1``, by one rename, so that a node that is
-killed at any moment leaves both in order. A line that was torn by that, or by a full disk, is left behind as a line of
-its own, and skipped by whoever reads.
+There are two files. When ``events.jsonl`` is full, the node renames it to ``events.jsonl.1``, so that a node that is
+killed at any moment leaves both in order. A kill or a full disk may leave a torn line. It stays as a line of its own,
+and readers skip it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Ring:
         self._size = 0
 
     def oldest(self, source: str) -> int | None:
-        """Of a source that has no room left: what falls out next. None: it has room."""
+        """The number that falls out next, of a source that has no room left. None: the source has room."""
         own = self._sources.get(source)
         return own[0] if own and (self._size >= self._most or len(own) >= self._most_of_one) else None
 
@@ -77,9 +77,9 @@ class _Ring:
 class History:
     """The last ``most`` events, in the order in which they were added. Pure.
 
-    ``of_programs``: those that programs cause (``OF_PROGRAMS``) have a ring of their own, of so many; None: they have
-    not. In both rings no user's vGPUs push out the events of others': a user has ``most_of_one`` at most of what people
-    do, and when a ring is full, the user with the most events in it loses the oldest.
+    ``of_programs``: the size of a separate ring for events that programs cause (``OF_PROGRAMS``); None: there is none.
+    In both rings, no user's vGPUs push out the events of other users. A user has at most ``most_of_one`` of the events
+    that people cause. When a ring is full, the user with the most events in it loses the oldest.
     """
 
     def __init__(self, most: int = KEPT, of_programs: int | None = None, most_of_one: int | None = None) -> None:
@@ -95,12 +95,12 @@ class History:
         return len(self._kept)
 
     def is_past(self, event: EventReading) -> bool:
-        """It is older than all of its source, and there was no room for it any more."""
+        """Whether ``event`` is older than all kept events of its source, and that source has no room left."""
         oldest = self._ring_of(event).oldest(self._source_of(event))
         return oldest is not None and event.at_unix_s < self._kept[oldest].event.at_unix_s
 
     def add(self, event: EventReading) -> bytes | None:
-        """Its line for the file; None if it is here already: told again after a link was opened again."""
+        """Its line for the file; None if it is here already, because the server sent it again on a new link."""
         key = _key(event)
         if key in self._keys:
             return None
@@ -129,7 +129,7 @@ class History:
     def find(
         self, vgpu_id: str = "", since_unix_s: float = 0.0, most: int = KEPT, kinds: Collection[str] = ()
     ) -> tuple[EventReading, ...]:
-        """The last ``most`` that fit, oldest first: fewer where one answer could not hold them. ``vgpu_id`` "", no
+        """The last ``most`` that fit, oldest first; fewer if one answer could not hold them. ``vgpu_id`` "", no
         ``kinds``: any."""
         found: list[EventReading] = []
         room = ANSWER_BYTES
@@ -146,9 +146,9 @@ class History:
         return tuple(reversed(found))
 
     def meant(self, reference: str, vgpus: Sequence[VgpuStatus], uid: int | None = None) -> str:
-        """The id of the vGPU that ``reference`` of user ``uid`` names (id, prefix of one, or name): one of ``vgpus``,
-        which are there, or else one that is gone and that events tell of; first those that ``uid`` has made. Errors:
-        ``not-found``, ``ambiguous``."""
+        """The id of the vGPU that ``reference`` of user ``uid`` names (id, prefix of one, or name). First it searches
+        ``vgpus``, which exist. Then it searches events for vGPUs that are gone, beginning with those that ``uid`` has
+        made. Errors: ``not-found``, ``ambiguous``."""
         try:
             return find_vgpu(reference, vgpus, uid).vgpu_id
         except VgpuError as error:
@@ -173,12 +173,12 @@ class History:
             ids = ", ".join(fitting[:4])
             raise VgpuError(ErrorCode.AMBIGUOUS, f"{reference!r} fits {len(fitting)} vGPUs ({ids})", "write the id")
         raise VgpuError(
-            ErrorCode.NOT_FOUND, f"there is no vGPU {reference!r}, and no event tells of one", "see: vgpuctl events"
+            ErrorCode.NOT_FOUND, f"there is no vGPU {reference!r}, and no event names one", "see: vgpuctl events"
         )
 
 
 def server_restarted(gpu_index: int, pid: int, restarts: int, at_unix_s: float) -> EventReading:
-    """What the node itself has to tell of a server: ``pid`` was the one that ended."""
+    """The node's own event about a server that ended. ``pid``: of that server."""
     return EventReading(
         at_unix_s=at_unix_s,
         kind=EventType.SERVER_RESTARTED,
@@ -230,8 +230,8 @@ class EventFile:
 
 
 class EventLog:
-    """History and files. ``tell`` is cheap and never fails; ``write`` runs beside it and has the disk's pace.
-    ``of_programs``: the file of what programs cause, so that it fills no other; None: it is the same one."""
+    """History and files. ``tell`` is cheap and never fails. ``write`` runs in a task of its own, at the disk's pace.
+    ``of_programs``: the file for events that programs cause, so that these fill no other file; None: ``file``."""
 
     def __init__(self, file: EventFile, history: History | None = None, of_programs: EventFile | None = None) -> None:
         self.history = History() if history is None else history
@@ -242,7 +242,7 @@ class EventLog:
         self._missed = 0
 
     def restore(self) -> None:
-        """What the nodes before this one have written."""
+        """Read what earlier nodes have written."""
         found: list[EventReading] = []
         for file in dict.fromkeys((self._file, self._of_programs)):
             try:
@@ -255,7 +255,7 @@ class EventLog:
             self.history.add(event)
 
     def tell(self, event: EventReading) -> bool:
-        """False: it was told before."""
+        """Keep ``event``. False: it was kept before."""
         line = self.history.add(event)
         if line is None:
             return False
@@ -264,7 +264,7 @@ class EventLog:
         return True
 
     async def write(self) -> None:
-        """Until it is cancelled; what is told after that, ``flush`` writes."""
+        """Write events until it is cancelled. ``flush`` writes the later ones."""
         while True:
             await self._waiting.wait()
             self._waiting = trio.Event()
@@ -278,7 +278,7 @@ class EventLog:
         return lines
 
     def _put(self, lines: list[tuple[EventFile, bytes]]) -> None:
-        """A disk that is full or read-only is reported when it begins to be, and when it works again."""
+        """Write ``lines``. The node reports when a disk becomes full or read-only, and when it works again."""
         missed = 0
         for file in dict.fromkeys(file for file, _ in lines):
             own = [line for other, line in lines if other is file]

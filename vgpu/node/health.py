@@ -1,4 +1,4 @@
-"""How a node is: what in its readings, and in what nodes before it have left, is not as it should be. Pure."""
+"""The health of a node: what is wrong in its readings, and in what earlier nodes have left. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vgpu.protocol.meters import GpuMeters, Histogram
 from vgpu.units import counted, format_bytes, format_duration
 
 LATE_NS: Final = 50_000_000
-"""A loop that comes later than that to one in a hundred of what is due has not the CPU that it needs."""
+"""An event loop lacks CPU if it is later than this for one due task in a hundred."""
 ENOUGH: Final = 100
 LONG_WAIT_NS: Final = 1_000_000_000
 SHORT_OF: Final = 0.8
@@ -23,8 +23,8 @@ SHORT_OF: Final = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """What a node that answers tells. ``software``: of the asking end; ``meters``: empty where it does not tell;
-    ``folders``: the vGPUs that have a directory of sockets; ``vgpu_id``: what this shell's ``VGPU_ID`` says."""
+    """The readings of a node that answers. ``software``: of the asking end; ``meters``: empty if the node has none;
+    ``folders``: the vGPUs that have a directory of sockets; ``vgpu_id``: this shell's ``VGPU_ID``."""
 
     status: NodeStatus
     software: str
@@ -39,8 +39,8 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class NoAnswer:
-    """No node answers. ``servers``: GPUs whose servers answer all the same; ``sockets``: of servers, where nobody
-    does; ``folders``: of vGPUs; ``locked``: somebody holds the node's lock."""
+    """No node answers. ``servers``: GPUs with a server that still answers; ``sockets``: of servers that do not;
+    ``folders``: of vGPUs; ``locked``: a process holds the node's lock."""
 
     message: str
     hint: str
@@ -52,7 +52,7 @@ class NoAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """``vgpu.service`` as systemd has it; ``manager``: "" or "--user". States as ``systemctl show`` says them."""
+    """``vgpu.service`` in systemd; ``manager``: "" or "--user". The states are those of ``systemctl show``."""
 
     active: str
     sub: str
@@ -85,7 +85,7 @@ def diagnose(health: Health) -> Iterator[Finding]:
     for process in health.processes:
         if process.memory_drift_bytes:
             drift = format_bytes(process.memory_drift_bytes)
-            found = f"process {process.pid}'s books say {drift} more than the driver shows"
+            found = f"process {process.pid}'s ledger has {drift} more than the driver shows"
             yield Finding(process.vgpu_id, Verdict.NOTE, found, f"vgpuctl events {process.vgpu_id} --kind drift")
     yield from _leftovers(health)
 
@@ -129,7 +129,8 @@ def _loop(meters: GpuMeters) -> Iterator[Finding]:
 
 
 def quantile_ns(histogram: Histogram, part: float) -> int | None:
-    """A bound that ``part`` of all stays within; a very large one if none is known to; None of an empty histogram."""
+    """The smallest bound that ``part`` of all values do not exceed; a very large number if there is none; None for an
+    empty histogram."""
     total = sum(histogram.counts)
     if total == 0:
         return None
@@ -157,7 +158,7 @@ def _vgpu(vgpu: VgpuStatus) -> Iterator[Finding]:
 def _leftovers(health: Health) -> Iterator[Finding]:
     known = {vgpu.vgpu_id for vgpu in health.vgpus}
     left = sorted(set(health.folders) - known)
-    # A server that restarts knows its vGPUs in a moment.
+    # A server that restarts will know its vGPUs in a moment.
     if left and all(gpu.state == "serving" for gpu in health.status.gpus):
         where = Path(health.status.runtime_dir, "vgpus")
         found = f"{counted(len(left), 'folder')} of vGPUs that are gone: {_some(left)}"
@@ -186,12 +187,12 @@ def silent(silence: NoAnswer) -> Iterator[Finding]:
         yield Finding("leftovers", Verdict.NOTE, found, "vgpuctl serve --detach takes them over")
     elif silence.sockets or silence.folders:
         left = counted(len(silence.sockets), "socket") + f" of servers, {len(silence.folders)} of vGPUs"
-        found = f"of the node that ran here last: {left}; nobody answers there, and they are in nobody's way"
+        found = f"of the node that ran here last: {left}; no process answers there, and they do no harm"
         yield Finding("leftovers", Verdict.NOTE, found, "vgpuctl serve --detach, which uses them again")
 
 
 def service(unit: Unit | None, *, answers: bool) -> Iterator[Finding]:
-    """What systemd has to say of the node; None: it is not installed as a service."""
+    """Findings about the node's systemd unit; None: it is not installed as a service."""
     if unit is None:
         return
     command = f"systemctl {unit.manager} ".replace("  ", " ")

@@ -67,8 +67,8 @@ _OWN_NODE = "set VGPU_RUNTIME_DIR to where your node, or root's, runs"
 
 
 def client_socket() -> Path:
-    """Where this user's requests go: to the node that the environment names, or to their own if one listens, else to
-    the system's if there is one."""
+    """The socket for this user's requests: of the node that the environment names. Else of the user's own node, if one
+    listens. Else of the system's node, if there is one."""
     own = NodePaths.from_environment().control_socket
     system = paths.SYSTEM_RUNTIME / own.name
     if os.environ.get("VGPU_RUNTIME_DIR") or own == system or _listens(own) or not system.exists():
@@ -83,13 +83,13 @@ def _listens(path: Path) -> bool:
             link.connect(str(path))
         except (FileNotFoundError, ConnectionRefusedError):
             return False
-        except OSError:  # its backlog is full, or it is another user's: whatever it is, it is said where it is asked
+        except OSError:  # its backlog is full, or it is another user's: the later request reports the reason
             return True
     return True
 
 
 class ControlLink:
-    """A conversation with the node whose control socket is at ``path``.
+    """A link to the node with its control socket at ``path``.
 
     Use it as a context manager. Every method raises ``VgpuError`` with the node's own reason, or with ``unreachable``,
     ``timeout``, ``version``, ``protocol`` of this end. Not for several threads at once.
@@ -123,7 +123,7 @@ class ControlLink:
         self._socket.close()
 
     def hang_up(self) -> None:
-        """For another thread than the one that waits for an answer, which gets ``unreachable``. Then close."""
+        """Call it from another thread than the one that waits for an answer, which gets ``unreachable``. Then close."""
         with suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -140,9 +140,10 @@ class ControlLink:
     ) -> VgpuStatus:
         """A new vGPU, already admitting processes. ``no-room`` names the largest that would fit.
 
-        ``lifetime``: "process": it goes once this process has ended and no process is attached. ``request_id``: asked
-        again with it, the answer is the same vGPU; "": one is made. ``confirm`` false: the caller does it once the
-        answer is where it is needed; without it the vGPU goes with this link.
+        ``lifetime`` "process": the node removes the vGPU once this process has ended and no process is attached.
+        ``request_id``: the same one again has the same vGPU as its answer; "": this method makes one. ``confirm``
+        false: the caller calls ``confirm`` once the answer is where it is needed. Without that, the node removes the
+        vGPU when this link ends.
         """
         request = Create(spec=spec, gpu=gpu, lifetime=lifetime, request_id=request_id or uuid4().hex)
         vgpu = self._ask_at_leisure(request, VgpuStatus)
@@ -159,11 +160,11 @@ class ControlLink:
         return self._ask_at_leisure(Set(vgpu=vgpu, changes=changes), VgpuStatus)
 
     def remove(self, vgpu: str, *, force: bool = False) -> VgpuStatus:
-        """The last reading of the vGPU that is now gone."""
+        """The last reading of the removed vGPU."""
         return self._ask_at_leisure(Remove(vgpu=vgpu, force=force), VgpuStatus)
 
     def suspend(self, vgpu: str) -> VgpuStatus:
-        """``mode``, ``in-use`` or ``unavailable``: it goes on."""
+        """``mode``, ``in-use`` or ``unavailable``: its programs go on."""
         return self._ask_at_leisure(Suspend(vgpu=vgpu), VgpuStatus)
 
     def resume(self, vgpu: str) -> VgpuStatus:
@@ -171,8 +172,8 @@ class ControlLink:
         return self._ask_at_leisure(Resume(vgpu=vgpu), VgpuStatus)
 
     def migrate(self, vgpu: str, gpu: str) -> VgpuStatus:
-        """``no-room``, ``mode``, ``in-use`` or ``unavailable``: it goes on where it was, unless the message says that
-        it is on the other GPU."""
+        """``no-room``, ``mode``, ``in-use`` or ``unavailable``: the programs go on where they were, unless the message
+        says that the vGPU is on the other GPU."""
         return self._ask_at_leisure(Migrate(vgpu=vgpu, gpu=gpu), VgpuStatus)
 
     def _ask_at_leisure(self, request: Request, model: type[Result]) -> Result:
@@ -237,8 +238,8 @@ class ControlLink:
             yield _valid(Notice, message)
 
     def trace(self, gpu: str, duration_ns: int, *, work: bool = True) -> Iterator[TraceChunk]:
-        """What happens on a GPU from now on, in chunks; the last one is ``done``. The link serves nothing else then.
-        ``work`` False: leases and waits alone."""
+        """A recording of a GPU from now on, in chunks; the last one is ``done``. The link serves nothing else then.
+        ``work`` False: only leases and waits."""
         request = Trace(id=self._fresh_id(), gpu=gpu, duration_ns=duration_ns, work=work)
         self._send(request)
         while True:
@@ -255,7 +256,8 @@ class ControlLink:
     # --- how it is asked
 
     def _connect(self) -> None:
-        """Another user who answers in the node's place would learn what is asked, and be believed."""
+        """Connect only to a node of this user or root. Reason: another user that answers in the node's place would
+        learn the requests, and this end would believe its answers."""
         part = replaceable_part(self._path.parent)
         if part is not None and not self._is_roots_choice():
             text = f"another user can replace the node at {self._path}: {part} is theirs, or open to all"
@@ -301,7 +303,8 @@ class ControlLink:
             raise VgpuError(ErrorCode.UNREACHABLE, text, "does it still run? vgpuctl status") from error
 
     def _raise_last_word(self) -> None:
-        """A node that refuses a link says why, and closes it: perhaps before the request is sent."""
+        """Raise the node's reason, if it sent one. A node that refuses a link sends the reason and closes the link,
+        perhaps before this end has sent its request."""
         message: Message = {}
         with suppress(VgpuError):
             message = self._receive()

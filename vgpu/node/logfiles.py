@@ -1,8 +1,8 @@
 """The logs of a node: ``node.log`` (of a node that was detached) and ``gpu-N.log`` (a GPU Server and its brokers).
 
-They do not grow without bound: what is full is copied to ``….1``, over what was there, and emptied. Its writers,
-several processes that may live for months, notice nothing, since they append; a line that is written just then may be
-lost. It is looked at when a server starts, and by the node every ``LOOK_S``.
+They do not grow without bound. The node copies a full log to ``….1``, replaces the one that was there, and empties the
+log. Its writers are several processes that may live for months. They notice nothing, since they append. A line that is
+written just then may be lost. The node checks a log when its server starts, and every ``LOOK_S``.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LOOK_S: Final = 30.0
 
 
 def trim(path: Path, full_bytes: int = FULL_BYTES) -> bool:
-    """Whether it was full. ``OSError``: it stays as it is."""
+    """Begin a full log anew. Returns whether it was full. ``OSError``: it could not be copied."""
     try:
         if path.stat().st_size < full_bytes:
             return False
@@ -37,7 +37,7 @@ def trim(path: Path, full_bytes: int = FULL_BYTES) -> bool:
         fresh.chmod(0o600)
         fresh.replace(before)
     except OSError:
-        # A full disk is the last reason to let it grow on.
+        # A full disk is no reason to let the log grow on.
         with suppress(OSError):
             fresh.unlink(missing_ok=True)
         os.truncate(path, 0)
@@ -47,7 +47,7 @@ def trim(path: Path, full_bytes: int = FULL_BYTES) -> bool:
 
 
 async def keep_small(paths: Iterable[Path], look_s: float = LOOK_S) -> None:
-    """Until it is cancelled."""
+    """Trim these logs, again and again, until it is cancelled."""
     files = tuple(paths)
     while True:
         for path in files:

@@ -15,8 +15,9 @@ _OURS: Final = frozenset({"time", "level", "process", "gpu", "vgpu", "event"})
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """``level`` "": it is no event of ours, but what else comes to stderr: a traceback, a library's word. Then its time
-    is that of the line before. ``source``: what wrote it (node, gpu 0, …), ``vgpu``: "" or whom it is about."""
+    """``level`` "": the line is no event of ours, but other output on stderr: a traceback, a library's message. Then
+    its time is that of the line before. ``source``: what wrote it (node, gpu 0, …); ``vgpu``: "" or the vGPU that it is
+    about."""
 
     at_unix_s: float
     level: str
@@ -39,20 +40,20 @@ class Line:
 def parsed(text: str, source: str, after_unix_s: float = 0.0) -> Line:
     """One line of the log of ``source``; ``after_unix_s``: the time of the one before."""
     try:
-        told = json.loads(text)
-        at_unix_s = datetime.fromisoformat(told["time"]).timestamp()
-        level, event = str(told["level"]), str(told["event"])
+        record = json.loads(text)
+        at_unix_s = datetime.fromisoformat(record["time"]).timestamp()
+        level, event = str(record["level"]), str(record["event"])
     except (ValueError, TypeError, KeyError, RecursionError):
         return Line(after_unix_s, "", source, text)
-    vgpu, fields = str(told.get("vgpu", "")), {name: value for name, value in told.items() if name not in _OURS}
-    where = f"{source} broker" if told.get("process") == "broker" else source
-    if "gpu" in told and where == "node":  # there it is whom it is about
-        fields["gpu"] = told["gpu"]
+    vgpu, fields = str(record.get("vgpu", "")), {name: value for name, value in record.items() if name not in _OURS}
+    where = f"{source} broker" if record.get("process") == "broker" else source
+    if "gpu" in record and where == "node":  # in the node's log, the field names the GPU that the line is about
+        fields["gpu"] = record["gpu"]
     return Line(at_unix_s, level, where, event, vgpu, fields)
 
 
 def parsed_all(lines: Iterable[str], source: str, after_unix_s: float = 0.0) -> Iterator[Line]:
-    """In their order; empty ones are left out."""
+    """The lines in their order, without empty ones."""
     for text in lines:
         if text.strip():
             line = parsed(text, source, after_unix_s)
@@ -61,16 +62,16 @@ def parsed_all(lines: Iterable[str], source: str, after_unix_s: float = 0.0) -> 
 
 
 def last_words(lines: Iterable[str]) -> str:
-    """Why the GPU Server that wrote ``lines`` has ended, as far as it says; its brokers write there, too."""
+    """Why the GPU Server that wrote ``lines`` has ended, as far as they say. Its brokers write there, too."""
     # Python draws a frame of these around a group of exceptions.
-    told = [line for line in parsed_all(lines, "gpu") if line.text.strip(" +-|") and line.source == "gpu"]
-    if not told or told[-1].level in {"debug", "info", "warning"}:  # it was well when it was ended
+    own = [line for line in parsed_all(lines, "gpu") if line.text.strip(" +-|") and line.source == "gpu"]
+    if not own or own[-1].level in {"debug", "info", "warning"}:  # it was well when it was ended
         return ""
-    return str(told[-1].fields.get("reason") or told[-1].text.strip(" +-|"))
+    return str(own[-1].fields.get("reason") or own[-1].text.strip(" +-|"))
 
 
 def merged(logs: Iterable[Iterable[Line]]) -> list[Line]:
-    """Several logs by time. Within one of them the order stays as it was written."""
+    """Several logs by time. Within each log the order stays as it was written."""
     dated: list[tuple[float, Line]] = []
     for log in logs:
         latest = 0.0
@@ -82,8 +83,8 @@ def merged(logs: Iterable[Iterable[Line]]) -> list[Line]:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """``vgpu``: an id, or a prefix of one. ``level``: this one and above; what is no event of ours is always wanted,
-    since nobody knows how bad it is, but belongs to no vGPU."""
+    """``vgpu``: an id, or a prefix of one. ``level``: this one and above. A line that is no event of ours is wanted at
+    every level, since its level is unknown, but it belongs to no vGPU."""
 
     since_unix_s: float = 0.0
     level: str = "debug"

@@ -1,10 +1,10 @@
-"""Readings where a server has none, or where less is wanted. Pure."""
+"""Snapshots for servers that have none, and parts of snapshots. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from vgpu.node.routing import told_once
+from vgpu.node.routing import merge_migrating
 from vgpu.protocol.messages import GpuStatus, Snapshot
 
 
@@ -16,17 +16,17 @@ def only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
 
 
 def restarted(snapshot: Snapshot, restarts: int) -> Snapshot:
-    """What a server cannot know of itself."""
+    """Add what a server cannot know of itself: how often the node has restarted it."""
     gpus = tuple(gpu.model_copy(update={"restarts": restarts}) for gpu in snapshot.gpus)
     return snapshot.model_copy(update={"gpus": gpus})
 
 
-def put_together(snapshots: Iterable[Snapshot], at_unix_s: float) -> Snapshot:
+def merge_snapshots(snapshots: Iterable[Snapshot], at_unix_s: float) -> Snapshot:
     found = tuple(snapshots)
     return Snapshot(
         at_unix_s=at_unix_s,
         gpus=tuple(gpu for snapshot in found for gpu in snapshot.gpus),
-        vgpus=told_once([vgpu for snapshot in found for vgpu in snapshot.vgpus]),
+        vgpus=merge_migrating([vgpu for snapshot in found for vgpu in snapshot.vgpus]),
     )
 
 
@@ -40,8 +40,8 @@ def stale(
     server: Mapping[str, int | None],
     at_unix_s: float,
 ) -> Snapshot:
-    """Of a server that does not answer: what it said ``last``, if it ever did, with the reason why that is not current.
-    ``server``: what the node knows of it."""
+    """The snapshot of a server that does not answer: its ``last`` one, if there is one, with the reason why it is not
+    current. ``server``: what the node knows of the server."""
     mark = {"state": "failed" if failed else "restarting", "reason": reason}
     gpu = last.gpus[0] if last else unknown_gpu(index, simulated=simulated)
     return Snapshot(
@@ -52,7 +52,7 @@ def stale(
 
 
 def unknown_gpu(index: int, *, simulated: bool) -> GpuStatus:
-    """A GPU whose server has never answered."""
+    """A GPU with a server that has never answered."""
     return GpuStatus(
         index=index,
         uuid="",

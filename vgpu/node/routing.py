@@ -1,4 +1,4 @@
-"""Which vGPU is meant, and which GPU a new one goes to. Pure."""
+"""The vGPU that a reference names, and the GPU for a new vGPU. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def find_vgpu(reference: str, vgpus: Sequence[VgpuStatus], uid: int | None = Non
     own = [vgpu for vgpu in vgpus if uid is None or vgpu.owner_uid == uid]
     fitting = [vgpu for vgpu in vgpus if vgpu.vgpu_id == prefix]
     if reference:
-        # Several may have the name: a GPU that was not served when it was given comes back with what it knows.
+        # Several may have the name: a GPU may not have been served when the second vGPU got that name.
         fitting = fitting or [vgpu for vgpu in own if vgpu.name == reference]
         fitting = fitting or [vgpu for vgpu in own if vgpu.vgpu_id.startswith(prefix)]
         fitting = fitting or [v for v in vgpus if v.name == reference or v.vgpu_id.startswith(prefix)]
@@ -35,15 +35,15 @@ def find_vgpu(reference: str, vgpus: Sequence[VgpuStatus], uid: int | None = Non
     raise VgpuError(ErrorCode.NOT_FOUND, f"there is no vGPU {reference!r}", "see: vgpuctl ls")
 
 
-def told_once(vgpus: Sequence[VgpuStatus]) -> tuple[VgpuStatus, ...]:
-    """One that moves two servers may tell of: then the word of the one that has it counts, not of the one that it is
-    leaving, or that is not there to say."""
+def merge_migrating(vgpus: Sequence[VgpuStatus]) -> tuple[VgpuStatus, ...]:
+    """Each vGPU once. Two servers may report a vGPU that moves. Then the report of the server that has it counts, and
+    not that of the server that it leaves, or of a server that restarts."""
     sure = {vgpu.vgpu_id for vgpu in vgpus if is_sure(vgpu)}
-    told: dict[str, VgpuStatus] = {}
+    merged: dict[str, VgpuStatus] = {}
     for vgpu in vgpus:
-        if is_sure(vgpu) or vgpu.vgpu_id not in sure | told.keys():
-            told[vgpu.vgpu_id] = vgpu
-    return tuple(told.values())
+        if is_sure(vgpu) or vgpu.vgpu_id not in sure | merged.keys():
+            merged[vgpu.vgpu_id] = vgpu
+    return tuple(merged.values())
 
 
 def is_sure(vgpu: VgpuStatus) -> bool:
@@ -82,7 +82,8 @@ def find_gpu(choice: str, gpus: Sequence[GpuStatus]) -> GpuStatus:
 
 
 def room(gpu: GpuStatus) -> tuple[float, float, int]:
-    """How much is left to promise: the scarcer of compute and memory first, then both; ties go to the lower index."""
+    """How much is left to promise: the scarcer of compute and memory first, then their sum. Of equal GPUs the lower
+    index wins."""
     compute = 1 - gpu.guaranteed_ratio
     memory = 1 - gpu.guaranteed_memory_bytes / gpu.total_memory_bytes if gpu.total_memory_bytes else 0.0
     return min(compute, memory), compute + memory, -gpu.index

@@ -1,6 +1,6 @@
-"""The GPU Servers of a node: started, found again, restarted. Each has a session of its own and outlives the node.
+"""The node starts, finds and restarts its GPU Servers. Each has a session of its own and outlives the node.
 
-A node that begins finds the servers that are there already by their sockets, and watches them like its own.
+A node that begins finds the running servers by their sockets, and watches them like its own.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ _LAST_BYTES: Final = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class Sharing:
-    """How a GPU is shared when its server starts. ``period_ns`` (one round of turns), ``window_ns``: None is what was
-    set last (``vgpuctl gpu set``), else the policy's own."""
+    """How a GPU is shared when its server starts. ``period_ns`` (one round of leases), ``window_ns``: None means the
+    last one set (``vgpuctl gpu set``), else the policy's own."""
 
     mode: str = "temporal"
     period_ns: int | None = None
@@ -49,9 +49,9 @@ class Sharing:
 
 @dataclass(slots=True, eq=False)
 class ServerProcess:
-    """One GPU's server. ``pid`` 0: none at this moment. ``settled``: set at its first answer, or its first failure;
-    ``up``: while it serves (another event each time, so wait for the one that is here now); ``last``: what it said
-    when it was asked last."""
+    """One GPU's server. ``pid`` 0: none at this moment. ``settled``: set at its first answer, or its first failure.
+    ``up``: set while the server serves. Each server has another event, so wait for the current one. ``last``: the last
+    snapshot of the server."""
 
     index: int
     socket: Path
@@ -84,7 +84,7 @@ class Servers:
         take: bool = False,
         unmanaged: UnmanagedName = "report",
     ) -> None:
-        """``take``: another user's server of a GPU is ended. ``others``: GPUs that are shared in another way, by index.
+        """``take``: end another user's server of a GPU. ``others``: GPUs that are shared in another way, by index.
         ``host_memory_bytes``: of each GPU, for what is swapped out. ``unmanaged``: what happens to programs that use a
         GPU past the hook."""
         self._sharing = sharing
@@ -103,8 +103,8 @@ class Servers:
         follow: Callable[[MessageStream], Awaitable[None]],
         ended: Callable[[ServerProcess, int], object] = lambda server, pid: None,
     ) -> None:
-        """``follow`` has the conversation for as long as the server lives; it returns when the link ends. ``ended``
-        hears of a server that another one follows, and its pid."""
+        """Keep a server running until the node stops. ``follow`` uses the link to the server, and returns when the link
+        ends. ``ended`` is called for each server that is replaced, with its pid."""
         pause = 0.0
         while not self._stopping:
             started = trio.current_time()
@@ -123,7 +123,7 @@ class Servers:
             await trio.sleep(pause)
 
     async def _live(self, server: ServerProcess, follow: Callable[[MessageStream], Awaitable[None]]) -> None:
-        """From start (or discovery) to end."""
+        """One server, from its start (or discovery) to its end."""
         try:
             link, pid = await self._greet(server.socket)
             log.info("GPU Server found running", gpu=server.index, pid=pid)
@@ -144,7 +144,7 @@ class Servers:
                 nursery.cancel_scope.cancel()
         finally:
             os.close(pidfd)
-            with suppress(ChildProcessError):  # one that was found is nobody's child here
+            with suppress(ChildProcessError):  # a server that was found is no child of this process
                 os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it has ended: the pidfd said so
         said = await trio.to_thread.run_sync(_last_words, server.log_path)
         server.reason = f"its server ended, see {server.log_path}{said and f': {said}'}"
@@ -156,7 +156,7 @@ class Servers:
     async def _follow(
         self, server: ServerProcess, link: MessageStream | None, follow: Callable[[MessageStream], Awaitable[None]]
     ) -> None:
-        """Wait until it answers, then listen to it; a link that ends is opened again."""
+        """Wait until the server answers, then call ``follow``. A link that ends is opened again."""
         deadline = trio.current_time() + READY_S
         while True:
             try:

@@ -1,4 +1,4 @@
-"""A word to systemd, where it started us: the protocol of sd_notify(3), which is one datagram."""
+"""A message to systemd, if it started this process: the protocol of sd_notify(3), which is one datagram."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import suppress
 
 
 def tell_service_manager(state: str, environment: Mapping[str, str] = os.environ) -> None:
-    """Send ``state`` (``READY=1``, ``STOPPING=1``) to ``$NOTIFY_SOCKET``; nothing where nobody listens there."""
+    """Send ``state`` (``READY=1``, ``STOPPING=1``) to ``$NOTIFY_SOCKET``. If no process listens there, do nothing."""
     address = environment.get("NOTIFY_SOCKET", "")
     if not address.startswith(("/", "@")):
         return

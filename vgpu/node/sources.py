@@ -1,7 +1,7 @@
-"""Which user a link belongs to, and whether that user may have one more. Pure, but for ``read_owners``.
+"""The user of a link, and whether that user may have one more. Pure, but for ``read_owners``.
 
 A user may have subordinate uids (/etc/subuid), 65,536 as a rule, and take any of them in a user namespace. So they
-count as their owner. The files are read without the name service, which may be slow: an owner who stands in no local
+count as their owner. The node reads the files without the name service, which may be slow. An owner that is in no local
 file counts under the name.
 """
 
@@ -20,7 +20,7 @@ from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.units import counted
 
 Source: TypeAlias = int | str
-"""A uid; or the name of an owner whose uid is not known."""
+"""A uid; or the name of an owner without a known uid."""
 SUBUID: Final = Path("/etc/subuid")
 PASSWD: Final = Path("/etc/passwd")
 
@@ -31,7 +31,7 @@ class Owners:
 
     firsts: tuple[int, ...] = ()
     ranges: tuple[tuple[int, Source], ...] = ()
-    """(how many, whose), in the order of ``firsts``."""
+    """(how many, their owner), in the order of ``firsts``."""
 
     def source_of(self, uid: int) -> Source:
         at = bisect_right(self.firsts, uid) - 1
@@ -82,8 +82,8 @@ class Places:
     _others: int = 0
 
     def enter(self, uid: int) -> Source | None:
-        """Whose place one more link of ``uid`` takes, for ``leave``; None: it takes none. ``VgpuError`` (unavailable):
-        there is none for it."""
+        """Take a place for one more link of ``uid``. Returns the source that it counts for, which ``leave`` needs;
+        None: it takes no place. ``VgpuError`` (unavailable): there is no place for it."""
         if uid in self.exempt:
             return None
         source = self.owners.source_of(uid)

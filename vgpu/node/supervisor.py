@@ -1,6 +1,7 @@
 """The node: supervises the GPU Servers, and answers on the control socket what concerns the whole machine.
 
-It decides nothing about a GPU: it passes a request to the server that owns it, with the uid that the kernel told.
+The node decides nothing about a GPU. It passes a request to the server that owns the GPU, with the uid of the peer from
+the kernel.
 """
 
 from __future__ import annotations
@@ -86,13 +87,12 @@ log = get_logger(__name__)
 
 ANSWER_S: Final = 5.0
 CHANGE_S: Final = 60.0
-"""One time-out for a change, the node's: a client waits for as long as the node is there."""
+"""The only time-out of a change. The node applies it, and a client waits for as long as the node is there."""
 SUSPEND_S: Final = 600.0
 """As long as the driver takes to copy the memory of a whole card, and the host to find room for it."""
 LOOK_AGAIN_S: Final = 0.05
 RESTART_S: Final = 8.0
-"""A request waits that long for a server that is being restarted, which takes half a second, and seconds on a machine
-with much else to do."""
+"""How long a request waits for a server that restarts. A restart takes half a second, and seconds on a busy machine."""
 COMPLAINT_S: Final = 1.0
 OWNERS_S: Final = 60.0
 """Between two readings of /etc/subuid."""
@@ -146,7 +146,7 @@ class Node:
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             for process in self._processes.values():
                 await process.settled.wait()
-            # Everybody's socket on root's node: what may be asked depends on who asks.
+            # Every user may connect to root's node. The node checks each request against the peer's uid.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
             keep_all()
             nursery.start_soon(self._end_when_replaced, nursery.cancel_scope)
@@ -166,7 +166,8 @@ class Node:
                 scope.cancel()
 
     async def _end_when_replaced(self, scope: trio.CancelScope) -> None:
-        """A node that no client reaches would go on to restart servers beside those of the next node."""
+        """End when the socket is gone. Reason: a node that no client reaches would otherwise go on to restart servers,
+        beside those of the next node."""
         await until_replaced(self._paths.control_socket)
         if self._stopping:
             return
@@ -267,18 +268,18 @@ class Node:
             case Migrate(vgpu=reference, gpu=choice):
                 return await self._migrate(await self._find(reference, uid), choice, uid)
             case List():
-                return VgpuList(vgpus=(await self._survey.look()).vgpus)
+                return VgpuList(vgpus=(await self._survey.snapshot()).vgpus)
             case Processes(vgpu=reference):
                 return await self._list_processes(reference, uid)
             case Gpus():
-                return GpuList(gpus=(await self._survey.look()).gpus)
+                return GpuList(gpus=(await self._survey.snapshot()).gpus)
             case SetGpu(gpu=choice):
-                gpu = find_gpu(choice, (await self._survey.look()).gpus)
+                gpu = find_gpu(choice, (await self._survey.snapshot()).gpus)
                 return await self._forward(gpu.index, request, uid, GpuStatus, CHANGE_S)
             case Status():
-                return self._status(await self._survey.look())
+                return self._status(await self._survey.snapshot())
             case GetSnapshot():
-                return await self._survey.look()
+                return await self._survey.snapshot()
             case GetMetrics():
                 return await self._survey.meter(uid)
             case Events():
@@ -287,8 +288,8 @@ class Node:
                 raise VgpuError(ErrorCode.INVALID, f"{request.op} has no single answer")
 
     async def _create(self, request: Create, peer: Peer, pending: dict[str, Creation]) -> VgpuStatus:
-        """On the first GPU that takes it; if none does, the refusal of the one with the most room. Admissions come one
-        after the other, for the names' sake; what follows goes on side by side."""
+        """Create it on the first GPU that takes it. If none does, raise the refusal of the GPU with the most room.
+        Admissions run one after the other, so that no name is given twice. What follows runs in parallel."""
         group = request.spec.share_group
         # Before the lock: while the name service is slow, others make vGPUs.
         share_gid = -1 if group is None else await self._groups.id_of(group)
@@ -309,7 +310,7 @@ class Node:
         return reading
 
     async def _admit(self, request: Create, peer: Peer) -> Creation:
-        snapshot = await self._survey.look()
+        snapshot = await self._survey.snapshot()
         gpus = [vgpu.gpu_index for vgpu in snapshot.vgpus if _answers(vgpu, request.request_id, peer.uid)]
         if not gpus:
             if request.spec.name is not None:
@@ -341,25 +342,25 @@ class Node:
                 return await creation.confirm()
             finally:
                 creation.close()
-        for vgpu in (await self._survey.look()).vgpus:  # confirmed before, perhaps, and the answer was lost
+        for vgpu in (await self._survey.snapshot()).vgpus:  # confirmed before, perhaps, and the answer was lost
             if _answers(vgpu, request_id, uid):
                 return await self._forward(vgpu.gpu_index, Confirm(request_id=request_id), uid, Confirmed, CHANGE_S)
         raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
 
     async def _migrate(self, vgpu: VgpuStatus, choice: str, uid: int) -> VgpuStatus:
-        """First it becomes the other GPU's, then its programs are brought back there. That server does so by itself,
-        too; whoever asks waits for it, and hears what came of it."""
+        """First the vGPU becomes the other GPU's, then its programs are resumed there. That server also resumes them by
+        itself. The request waits for it, and gets the result."""
         vgpu_id = vgpu.vgpu_id
         if choice.lower() == "auto":
             raise VgpuError(ErrorCode.INVALID, "a vGPU moves to a GPU that is named", "--gpu INDEX; vgpuctl gpu ls")
-        [gpu] = candidates(choice, (await self._survey.look()).gpus)
+        [gpu] = candidates(choice, (await self._survey.snapshot()).gpus)
         goes_on = vgpu.state == "moving"
         if gpu.index != vgpu.gpu_index:
             move = Migrate(vgpu=vgpu_id, gpu=str(gpu.index))
             try:
                 goes_on = (await self._forward(vgpu.gpu_index, move, uid, MigrateOutcome, SUSPEND_S)).goes_on
             except VgpuError as error:
-                if error.code is ErrorCode.NOT_FOUND:  # it has changed its GPU since it was looked for, or is gone
+                if error.code is ErrorCode.NOT_FOUND:  # it has changed its GPU since ``_find``, or is gone
                     return await self._migrate(await self._find(vgpu_id, uid), choice, uid)
                 hint = error.hint or f"asked again it goes on: vgpuctl migrate {vgpu_id} --gpu {gpu.index}"
                 raise VgpuError(error.code, error.message, hint) from error
@@ -371,21 +372,22 @@ class Node:
         try:
             return await self._forward(gpu.index, Resume(vgpu=vgpu_id), uid, VgpuStatus, SUSPEND_S)
         except VgpuError as error:
-            text = f"{vgpu_id} is on GPU {gpu.index} now, and its programs stand still: {error.message}"
+            text = f"{vgpu_id} is on GPU {gpu.index} now, and its programs are suspended: {error.message}"
             raise VgpuError(error.code, text, error.hint or f"vgpuctl resume {vgpu_id}") from error
 
     async def _refuse_taken_name(self, name: str, owner_uid: int, but: str = "") -> None:
-        """A name is one owner's; another one may give it, too."""
-        for vgpu in (await self._survey.look()).vgpus:
+        """Names are unique per owner. Another owner may use the same name."""
+        for vgpu in (await self._survey.snapshot()).vgpus:
             if vgpu.name == name and vgpu.owner_uid == owner_uid and vgpu.vgpu_id != but:
                 hint = f"choose another --name; vgpuctl rm {name} removes that one"
                 raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
 
     async def _find(self, reference: str, uid: int) -> VgpuStatus:
-        """The vGPU that ``uid`` means. While a server restarts, what it said last may lack vGPUs: it is waited for."""
+        """The vGPU that ``uid`` means. While a server restarts, its last report may lack vGPUs, so the node waits for
+        the server."""
         deadline = trio.current_time() + RESTART_S
         while True:
-            snapshot = await self._survey.look()
+            snapshot = await self._survey.snapshot()
             away = {gpu.index: gpu.reason for gpu in snapshot.gpus if gpu.state == "restarting"}
             try:
                 vgpu = find_vgpu(reference, snapshot.vgpus, uid)
@@ -408,7 +410,8 @@ class Node:
     async def _forward_to(
         self, vgpu: VgpuStatus, request: AnyRequest, uid: int, model: type[AnyModel], limit_s: float
     ) -> AnyModel:
-        """To the server of the GPU that has it; if that has let it go meanwhile, to the one that has it now."""
+        """Forward to the server of the GPU that has the vGPU. If the vGPU has moved meanwhile, forward to the server
+        that has it now."""
         exact = request.model_copy(update={"vgpu": vgpu.vgpu_id})
         while True:
             try:
@@ -451,10 +454,10 @@ class Node:
     # --- streams
 
     async def _hear(self, process: ServerProcess, link: MessageStream) -> None:
-        """Pass on one server's events, until its link ends. First those of before: nobody heard them while there was
-        no node."""
+        """Pass on one server's events, until its link ends. The past events come first, because no node received them
+        while there was none."""
         await link.send(Forward(uid=os.geteuid(), request=Watch(snapshots=False, events=True)).said_to(1))
-        with suppress(VgpuError):  # a server of an older version has none to tell
+        with suppress(VgpuError):  # a server of an older version keeps no events
             past = await ask(process.socket, Forward(uid=os.geteuid(), request=Events()), EventList, ANSWER_S)
             for event in past.events:
                 if not self._events.history.is_past(event):
@@ -468,17 +471,17 @@ class Node:
         self._tell(server_restarted(process.index, pid, process.restarts, time.time()))
 
     def _tell(self, event: EventReading) -> None:
-        """Keep it, and tell whoever watches: in one go, so that who watches first and asks for the past then misses
-        none."""
+        """Keep ``event``, and send it to every watcher, without a checkpoint in between. So a client that first watches
+        and then asks for past events misses none."""
         if not self._events.tell(event):
             return
         for channel in list(self._watchers):
-            with suppress(trio.WouldBlock, trio.BrokenResourceError):  # who does not keep up misses some
+            with suppress(trio.WouldBlock, trio.BrokenResourceError):  # a watcher that does not keep up misses some
                 channel.send_nowait(event)
 
     async def _what_happened(self, asked: Events, uid: int) -> EventList:
         history = self._events.history
-        vgpu_id = history.meant(asked.vgpu, (await self._survey.look()).vgpus, uid) if asked.vgpu else ""
+        vgpu_id = history.meant(asked.vgpu, (await self._survey.snapshot()).vgpus, uid) if asked.vgpu else ""
         return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
 
     async def _watch(self, watch: Watch, uid: int) -> AsyncGenerator[Notice, None]:
@@ -490,20 +493,21 @@ class Node:
             due = trio.current_time()
             while True:
                 if watch.snapshots and trio.current_time() >= due:
-                    yield Notice(id=watch.id, snapshot=only(wanted, await self._survey.look()))
+                    yield Notice(id=watch.id, snapshot=only(wanted, await self._survey.snapshot()))
                     due = max(due + watch.interval_ns / 1e9, trio.current_time())
                 event = None
                 with trio.move_on_at(due if watch.snapshots else float("inf")):
                     event = await receiving.receive()
-                # Outside of the scope, whose end would cancel whoever is sending what was yielded.
+                # Outside of the scope, because its end would cancel the task that sends what was yielded.
                 if event is not None and (not wanted or event.vgpu_id in wanted):
                     yield Notice(id=watch.id, event=event)
         finally:
             self._watchers.discard(sending)
 
     async def _trace(self, trace: Trace, uid: int) -> AsyncGenerator[Notice, None]:
-        """What one server records, passed on. Closed before its end, it ends the link, and the server forgets it."""
-        gpu = find_gpu(trace.gpu, (await self._survey.look()).gpus)
+        """Pass on what one server records. If this generator is closed early, it ends the link, and the server drops
+        the recording."""
+        gpu = find_gpu(trace.gpu, (await self._survey.snapshot()).gpus)
         process = self._processes[gpu.index]
         if not process.serving:
             raise _not_served(gpu.index, process.reason or SILENT)
@@ -517,12 +521,12 @@ class Node:
 
 
 def _answers(vgpu: VgpuStatus, request_id: str, uid: int) -> bool:
-    """Whether it was made for this request of this user."""
+    """Whether ``vgpu`` was made for this request of this user."""
     return bool(request_id) and (vgpu.request_id, vgpu.owner_uid) == (request_id, uid)
 
 
 def _is_creation(request: AnyRequest) -> bool:
-    """Whether what it made goes again if its asker leaves before the answer."""
+    """Whether the node removes the result if the asker leaves before the answer."""
     return isinstance(request, Create)
 
 
@@ -561,12 +565,12 @@ def prepare(paths: NodePaths) -> None:
 
 
 def closed_to_others(directory: Path) -> list[Path]:
-    """Those of ``directory`` and the directories above it that only their owner can pass through."""
+    """``directory`` and its parents, as far as only the owner of each can pass through it."""
     return [part for part in (directory, *directory.parents) if not part.stat().st_mode & stat.S_IXOTH]
 
 
 def _own(directory: Path, mode: int) -> None:
-    """Refuse a directory that somebody else prepared: whoever owns it could swap sockets under us."""
+    """Refuse a directory of another user, because its owner could replace our sockets."""
     owner = directory.stat().st_uid
     if owner != os.geteuid():
         raise VgpuError(

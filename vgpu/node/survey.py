@@ -1,7 +1,7 @@
-"""Asks all GPU Servers side by side how things stand, for whoever wants to know of the whole node.
+"""Reads the state of all GPU Servers in parallel, for requests about the whole node.
 
-One that does not answer is waited for ``LOOK_S``, once: until it has answered, nobody waits for it again, and what it
-said last stands for it, with the reason why that is not current.
+The node waits ``LOOK_S`` for a server that does not answer, once. Until that server has answered, no request waits for
+it again. Its last report stands for it, with the reason why that report is not current.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.loggers import get_logger
-from vgpu.node.readings import put_together, restarted, stale
+from vgpu.node.readings import merge_snapshots, restarted, stale
 from vgpu.node.servers import ServerProcess
 from vgpu.protocol.messages import (
     AnyRequest,
@@ -34,48 +34,49 @@ from vgpu.spec import explain
 log = get_logger(__name__)
 
 LOOK_S: Final = 2.0
-"""Who asks has patience of his own: a scrape of Prometheus 5 s in many places, ``vgpuctl doctor`` 3 s."""
+"""Clients have time-outs of their own: a scrape of Prometheus often 5 s, ``vgpuctl doctor`` 3 s."""
 ASIDE_S: Final = 5.0
 AGAIN_S: Final = 1.0
-"""Between two questions to a server that is silent: each leaves a link in its queue, which holds 128."""
+"""Between two requests to a server that is silent: each leaves a link in its queue, which holds 128."""
 SILENT: Final = "its server does not answer"
 Part = TypeVar("Part")
 
 
 class StatusCollector:
-    """``run`` in a nursery; the rest is for anybody who asks. ``processes``: by the index of the GPU."""
+    """``run`` in a nursery; any task may call the other methods. ``processes``: by the index of the GPU."""
 
     def __init__(self, processes: Mapping[int, ServerProcess], *, simulated: bool) -> None:
         self._processes = processes
         self._simulated = simulated
         self._silent: dict[int, trio.Event] = {}
-        """What ``up`` was of each server when it was silent: the one after it has not been."""
+        """By GPU: the server's ``up`` event when it did not answer. The next server has another event."""
         self._known: frozenset[str] = frozenset()
-        """The vGPUs of the last look."""
+        """The vGPUs of the last snapshot."""
         self._sending, self._receiving = trio.open_memory_channel[ServerProcess](len(processes))
 
     async def run(self) -> NoReturn:
-        """Listen for the first word of those that were silent."""
+        """Wait for the first answer of each silent server."""
         async with trio.open_nursery() as nursery:
             while True:
                 nursery.start_soon(self._await_word, await self._receiving.receive())
 
     # --- what can be asked
 
-    async def look(self) -> Snapshot:
-        """Of a server that does not answer, its last readings.
+    async def snapshot(self) -> Snapshot:
+        """The state of all servers. A server that does not answer is represented by its last readings.
 
-        A vGPU that changes its GPU while both servers are asked may be in neither answer: the other GPU was asked
-        before it came, its own after it went. So where one is missing the servers are asked once more.
+        A vGPU that changes its GPU while both servers are asked may be in neither answer. The new GPU's server may have
+        answered before the vGPU came, and the old one's after it went. So if a vGPU is missing, the servers are asked
+        once more.
         """
-        found = put_together(await self._of_each(self._look_at), time.time())
+        found = merge_snapshots(await self._of_each(self._snapshot_of), time.time())
         if self._known - ids_of(found):
-            found = put_together(await self._of_each(self._look_at), time.time())
+            found = merge_snapshots(await self._of_each(self._snapshot_of), time.time())
         self._known = ids_of(found)
         return found
 
     async def meter(self, uid: int) -> MetricsSnapshot:
-        """Of a server that does not answer, only how it stood."""
+        """The meters of all servers. Of a server that does not answer, it has only the last snapshot."""
 
         async def meter(process: ServerProcess) -> MetricsSnapshot:
             now = await self._ask(process, uid, GetMetrics(), MetricsSnapshot)
@@ -85,14 +86,15 @@ class StatusCollector:
 
         parts = await self._of_each(meter)
         return MetricsSnapshot(
-            snapshot=put_together([part.snapshot for part in parts], time.time()),
+            snapshot=merge_snapshots([part.snapshot for part in parts], time.time()),
             processes=tuple(process for part in parts for process in part.processes),
             gpus=tuple(gpu for part in parts for gpu in part.gpus),
             vgpus=tuple(vgpu for part in parts for vgpu in part.vgpus),
         )
 
     async def processes(self, uid: int) -> ProcessList:
-        """Of a server that restarts, once it has: only it knows who is there."""
+        """The processes of all servers. The node waits for a server that restarts, because only that server knows its
+        processes."""
 
         async def list_them(process: ServerProcess) -> ProcessList:
             with trio.move_on_after(LOOK_S):
@@ -120,14 +122,14 @@ class StatusCollector:
                 nursery.start_soon(collect, process)
         return [part for _, part in sorted(found.items())]
 
-    async def _look_at(self, process: ServerProcess) -> Snapshot:
+    async def _snapshot_of(self, process: ServerProcess) -> Snapshot:
         now = await self._ask(process, os.geteuid(), GetSnapshot(), Snapshot)
         return self._last_of(process) if now is None else self._heard(process, now)
 
     async def _ask(
         self, process: ServerProcess, uid: int, request: AnyRequest, model: type[AnyModel]
     ) -> AnyModel | None:
-        """None: it does not answer."""
+        """The answer of one server; None: it does not answer."""
         up = process.up
         if not process.serving or self._silent.get(process.index) is up:
             return None
@@ -161,7 +163,7 @@ class StatusCollector:
         return process.last
 
     def _last_of(self, process: ServerProcess) -> Snapshot:
-        """What it said last, and why that is not current."""
+        """The server's last report, and the reason why it is not current."""
         return stale(
             process.last,
             process.index,

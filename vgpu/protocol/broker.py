@@ -1,6 +1,6 @@
 """Messages between a GPU Server and the brokers of its vGPUs, and between a broker and the hooks.
 
-Server and broker trust each other: same software, same user. A hook's ``Attach`` is a tenant's word.
+Server and broker trust each other: same software, same user. A hook's ``Attach`` comes from a tenant, and is checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ OBSERVER_SLOT: Final = -1
 
 
 class Message(Bounded):
-    """``since``: the protocol version (hello.py) that has it. Ends of an older one close the link that it comes by."""
+    """``since``: the protocol version (hello.py) that introduced it. An end of an older version closes the link on
+    which it arrives."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -28,9 +29,10 @@ class Message(Bounded):
 
 
 class Attach(Message):
-    """A process wants in. ``slot``: −1 for a new process; a re-attaching one names the slot it holds. ``now_ns``: its
-    CLOCK_MONOTONIC, to notice a time namespace. ``command``: argv[0], for people. ``vgpus``: its VGPU_ID, if that lists
-    several. ``counts``: its hook counts the GPU time that it uses, which hooks of the first release do not."""
+    """A process asks to attach. ``slot``: −1 for a new process; a re-attaching process names the slot it holds.
+    ``now_ns``: its CLOCK_MONOTONIC, by which the broker detects a time namespace. ``command``: argv[0], for people.
+    ``vgpus``: its VGPU_ID, if that lists several. ``counts``: its hook counts the GPU time that it uses. Hooks of the
+    first release do not."""
 
     op: Literal["attach"] = "attach"
     version: int
@@ -43,8 +45,8 @@ class Attach(Message):
 
 
 class Admitted(Message):
-    """Travels with two descriptors: the grants page (read-only) and the activity page. With a third, the store, for a
-    process of a vGPU that is swapped."""
+    """Travels with two descriptors: the grants page (read-only) and the activity page. For a process of a swapped vGPU
+    it travels with a third, the store."""
 
     ok: Literal[True] = True
     slot: int
@@ -62,11 +64,11 @@ class Admitted(Message):
     mps_pinned_memory_limit: str
     mps_client_priority: str
     broker_epoch: int = 0
-    """Of the broker that answers, as the activity page has it: with another one in the page, a hook asks again."""
+    """Epoch of the broker that answers. If the activity page has another one, the hook asks again."""
 
 
 class Refused(Message):
-    """``error`` is printed by the hook as it stands: one line, what is wrong and what to do."""
+    """The hook prints ``error`` as it stands: one line, what is wrong and what to do."""
 
     ok: Literal[False] = False
     code: Literal["not-yours", "full", "removed", "version", "mode", "protocol", "unavailable"]
@@ -84,10 +86,10 @@ class Listening(Message):
 
 class Attached(Message):
     """``vgpus``: all that the process has, sorted, if there are several and the vGPU is among them. ``sm_planned``,
-    ``memory_planned_bytes``: what MPS was told to hold it to when it started, for its life; 0: to nothing, or nobody
-    knows any more. So with ``mps_client_priority``: "" is not known. ``uid``: by which the kernel knew it when it
-    attached, −1: not known. ``alive``: False in a list, for one that has died and has its slot still. ``counts``: as of
-    ``Attach``."""
+    ``memory_planned_bytes``: the limits that MPS got for the process when it started, for its life; 0: no limit, or not
+    known any more. ``mps_client_priority``: likewise; "" is not known. ``uid``: of the process when it attached, from
+    the kernel; −1: not known. ``alive``: False in a list, for a process that has died and still has its slot.
+    ``counts``: as of ``Attach``."""
 
     op: Literal["attached"] = "attached"
     slot: int
@@ -104,9 +106,9 @@ class Attached(Message):
 
 
 class Register(Message):
-    """First message after hello. ``holds_page``: the activity page of a vGPU that outlived its server comes along,
-    and the store if it has one. ``processes``: all that have a slot in that page; None: a broker of an older release,
-    which reports them one by one."""
+    """First message after hello. ``holds_page``: the message carries the activity page of a vGPU that outlived its
+    server, and the store if it has one. ``processes``: all that have a slot in that page; None: the broker is of an
+    older release, and reports them one by one."""
 
     op: Literal["register"] = "register"
     vgpu_id: str
@@ -115,8 +117,8 @@ class Register(Message):
 
 
 class Died(Message):
-    """A process of the vGPU is gone; its memory stays charged until the server answers ``Gone``. Repeated after a
-    reconnection for everything still unanswered."""
+    """A process of the vGPU has died. Its memory stays charged until the server answers ``Gone``. After a reconnection
+    the broker repeats each ``Died`` that is still unanswered."""
 
     op: Literal["died"] = "died"
     slot: int
@@ -134,14 +136,14 @@ class Reaped(Message):
 
 
 class Look(Message):
-    """A process of the vGPU has a new context, which is not charged yet: NVML shows it."""
+    """A process of the vGPU has a new context, which is not charged yet: the server is to read NVML."""
 
     since: ClassVar[int] = 2
     op: Literal["look"] = "look"
 
 
 class Closed(Message):
-    """A hook's link was closed for a reason worth telling the operator."""
+    """The broker closed a hook's link, for a reason that the operator should know."""
 
     op: Literal["closed"] = "closed"
     pid: int
@@ -157,16 +159,16 @@ FROM_BROKER: TypeAdapter[FromBroker] = TypeAdapter(FromBroker)
 
 
 class Adopt(Message):
-    """What a broker needs to serve its vGPU; sent at registration and whenever something of it changes.
+    """What a broker needs to serve its vGPU. The server sends it at registration and whenever something of it changes.
 
-    At registration three descriptors travel along: grants page (read-only), activity page, relay page; and a fourth if
-    the vGPU is swapped: its owner's store.
+    At registration three descriptors travel along: grants page (read-only), activity page, relay page. If the vGPU is
+    swapped, a fourth does: its owner's store.
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
-    ``sm_planned``, ``memory_planned_bytes``: to what MPS holds its processes, 0: to nothing. ``most_processes``: of all
-    vGPUs of the GPU together, 0: as many as they like. ``suspended``: nobody new is let in.
-    ``processes``: all that have a slot of the page, for a broker that has just begun; what the page itself says of that
-    is a tenant's word. ``returning``: those that were in a page that is lost, by the journal: they may come back.
-    ``places``: of the ``most_processes``, those that are kept for each vGPU of the GPU (key, count).
+    ``sm_planned``, ``memory_planned_bytes``: the limits of its processes in MPS, 0: none. ``most_processes``: of all
+    vGPUs of the GPU together, 0: no limit. ``suspended``: the broker admits no new process.
+    ``processes``: all that have a slot of the page, for a broker that has just begun; what the page itself says of
+    slots, a tenant may have written. ``returning``: processes of a page that is lost, from the journal; they may come
+    back. ``places``: of the ``most_processes``, those that are kept for each vGPU of the GPU (key, count).
     """
 
     op: Literal["adopt"] = "adopt"
@@ -195,7 +197,7 @@ class Adopt(Message):
 
 
 class Noted(Message):
-    """The server has the process in its list: from now on another broker of the vGPU would know it."""
+    """The server has the process in its list. From now on another broker of the vGPU would know the process."""
 
     since: ClassVar[int] = 3
     op: Literal["noted"] = "noted"
@@ -205,7 +207,7 @@ class Noted(Message):
 
 
 class Gone(Message):
-    """The driver shows the process no more: its memory is free, release its slot."""
+    """The driver shows the process no more, so its memory is free. The broker is to release its slot."""
 
     op: Literal["gone"] = "gone"
     slot: int
@@ -214,7 +216,8 @@ class Gone(Message):
 
 
 class Stop(Message):
-    """Leave. ``removed``: the vGPU exists no more; else the node stops, and a broker with processes stays for them."""
+    """The broker is to end. ``removed``: the vGPU exists no more. Otherwise the node stops, and a broker with processes
+    stays for them."""
 
     op: Literal["stop"] = "stop"
     removed: bool

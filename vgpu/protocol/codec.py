@@ -1,7 +1,7 @@
 """Length-framed msgpack, sans I/O: bytes in, messages out. Nothing here trusts the other end.
 
 A frame is a 4-byte little-endian length and that many bytes of one msgpack map with string keys. A decoder that has
-raised stays broken: after a malformed frame there is no telling where the next one would begin, so the link is closed.
+raised stays broken. After a malformed frame the start of the next one is unknown, so the link is closed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Message = dict[str, Any]
 
 MAX_HOOK_BYTES: Final = 64 << 10
 MAX_CONTROL_BYTES: Final = 1 << 20
-"""What a server or a node takes from whoever connects."""
+"""The longest message that a server or a node takes from a peer."""
 MAX_REQUEST_BYTES: Final = 64 << 10
-"""What a node takes from a user: the longest request that it knows has a few thousand."""
+"""The longest message that a node takes from a user. The longest valid request has a few thousand bytes."""
 MAX_REQUEST_ITEMS: Final = 1024
-"""Of each list and map in such a request: unknown fields are checked one by one."""
+"""The most items of each list and map in such a request, because unknown fields are checked one by one."""
 MAX_ANSWER_BYTES: Final = 32 << 20
-"""What it answers. A node with 512 vGPUs tells 0.8 MB of them, and a thousand programs are told in another."""
+"""The longest answer. The vGPUs of a node with 512 of them take 0.8 MB, and a thousand programs as much again."""
 _LENGTH: Final = struct.Struct("<I")
 
 

@@ -1,4 +1,4 @@
-"""Descriptors that a peer may pass with its bytes (SCM_RIGHTS): which socket takes any, and who closes them.
+"""Descriptors that a peer may pass with its bytes (SCM_RIGHTS): which socket takes any, and which thread closes them.
 
 A descriptor that arrives is a danger by itself. ``close(2)`` of a TCP socket with SO_LINGER, or of a file of a FUSE
 mount, blocks for as long as the sender likes. The kernel closes them, too: those of a message that is never received,

@@ -1,5 +1,5 @@
-"""What GPU Servers of one node tell each other about gangs. After ``Hello`` (role "server") both ends say ``Outlooks``
-whenever something changed, and every ``BEAT_S`` at least; each message is the whole state."""
+"""The messages about gangs between GPU Servers of one node. After ``Hello`` (role "server") both ends send ``Outlooks``
+whenever something changed, and at least every ``BEAT_S``. Each message is the whole state."""
 
 from __future__ import annotations
 

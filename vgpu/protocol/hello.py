@@ -1,4 +1,7 @@
-"""How every link begins, and what its messages have in common. Apart from ``messages``, so that brokers stay small."""
+"""How every link begins, and what its messages have in common.
+
+This module is apart from ``messages``, so that brokers stay small.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,16 @@ from pydantic import ConfigDict
 from vgpu.bounds import Bounded, BoundedRequest
 
 PROTOCOL_VERSION = 3
-"""Raised with every message that one end says unasked, so that it is said only to an end that knows it. 2: ``Look``. 3:
-``Noted``; ``Create`` carries ``request_id``, ``lifetime`` and ``wait``; ``Await``, ``Confirm``."""
+"""It rises with every message that one end sends unasked, so that an end gets only messages that it knows.
+
+2: ``Look``.
+3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime`` and ``wait``; ``Await``, ``Confirm``.
+"""
 OLDEST_VERSION = 1
 
 
 class Request(BoundedRequest):
-    """Base of all that is asked for: unknown fields are an error of the sender."""
+    """Base of all requests. Unknown fields are an error of the sender."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -27,13 +33,13 @@ class Request(BoundedRequest):
 
 
 class Reading(Bounded):
-    """Base of all that is told: a newer node may tell more than this end knows."""
+    """Base of all answers. A newer node may send more fields than this end knows."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
 class Hello(Request):
-    """First message of whoever connects. ``role``: what kind of conversation follows."""
+    """First message of the end that connects. ``role``: which kind of messages follows."""
 
     op: Literal["hello"] = "hello"
     version: int = PROTOCOL_VERSION
@@ -42,7 +48,8 @@ class Hello(Request):
 
 
 class Welcome(Reading):
-    """Answer to ``Hello``: ``version`` is what both understand. Identity comes from the kernel, so none is stated."""
+    """Answer to ``Hello``. ``version``: the one that both ends understand. It states no identity, because that comes
+    from the kernel."""
 
     version: int
     software: str  # version of st-vgpu at the other end

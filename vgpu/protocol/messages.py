@@ -1,9 +1,9 @@
-"""Messages of the control link: what ``vgpuctl`` may ask of a node, and what it is told. pydantic, msgpack on the wire.
+"""Messages of the control link: the requests of ``vgpuctl`` to a node, and the answers. pydantic, msgpack on the wire.
 
-A link begins with ``Hello``/``Welcome``. Then every request carries an ``id``, and is answered by exactly one ``Reply``
-or ``Failure`` with the same ``id``; ``Watch`` is answered by ``Notice`` messages with its ``id`` until the link closes,
-and so is ``Trace``.
-Node and GPU Servers speak the same language, so the node passes a request on to the server that owns the vGPU.
+A link begins with ``Hello``/``Welcome``. Then every request carries an ``id``. The node answers it by exactly one
+``Reply`` or ``Failure`` with the same ``id``. It answers ``Watch`` and ``Trace`` by ``Notice`` messages with their
+``id`` until the link closes.
+Node and GPU Servers use the same messages, so the node passes a request on to the server that owns the vGPU.
 
 Units: ``_ns`` durations in nanoseconds, ``_unix_s`` seconds since 1970, ``_ratio`` 0–1 of one GPU, ``_percent`` 0–100,
 ``_bytes``. Requests refuse fields they do not know (an ignored limit would be a lie); readings may grow fields.
@@ -65,13 +65,13 @@ def _newer_part(field: str, lease: LeaseChoice | None, default: LeaseChoice | No
 class Create(Request):
     """Make a vGPU → ``VgpuStatus``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix).
 
-    ``request_id``: made by the asker, another one for each vGPU. Asked again with it, by the same user, the answer is
-    the same vGPU. The vGPU goes if the link ends before its ``Confirm``. "": there is no confirmation, and the vGPU
-    goes if the answer cannot be sent. ``lifetime``: "process": it goes when the process that asked has ended and no
-    process is attached. ``wait`` false: the answer comes with the admission, the rest with ``Await``.
+    ``request_id``: the asker makes one for each vGPU. If the same user sends it again, the answer is the same vGPU. The
+    node removes the vGPU if the link ends before its ``Confirm``. "": there is no confirmation, and the node removes
+    the vGPU if the answer cannot be sent. ``lifetime`` "process": the vGPU is removed when the process that asked has
+    ended and no process is attached. ``wait`` false: the answer comes with the admission, the rest with ``Await``.
 
-    ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer says; −1: there is none, and an older
-    GPU Server does not see the field.
+    ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer sends. −1: there is none, and the
+    message to an older GPU Server leaves the field out.
     """
 
     op: Literal["create"] = "create"
@@ -131,15 +131,15 @@ class Remove(Request):
 
 
 class Suspend(Request):
-    """Let the programs of a vGPU stand still, and give what they have on the GPU to others → ``VgpuStatus``. Takes as
-    long as their memory takes to the host's."""
+    """Suspend the programs of a vGPU, and give their GPU memory to others → ``VgpuStatus``. It takes as long as the
+    move of their memory to the host."""
 
     op: Literal["suspend"] = "suspend"
     vgpu: str
 
 
 class Resume(Request):
-    """Let them go on → ``VgpuStatus``."""
+    """Resume the programs of a vGPU → ``VgpuStatus``."""
 
     op: Literal["resume"] = "resume"
     vgpu: str
@@ -147,7 +147,7 @@ class Resume(Request):
 
 class Migrate(Request):
     """Move a vGPU with its running programs to another GPU of the node → ``VgpuStatus``. ``gpu``: an index, or a UUID.
-    A suspended one stays suspended. Asked again it is finished, wherever it was interrupted."""
+    A suspended vGPU stays suspended. The same request again finishes a move, wherever it was interrupted."""
 
     op: Literal["migrate"] = "migrate"
     vgpu: str
@@ -155,12 +155,13 @@ class Migrate(Request):
 
 
 class MigrateIn(Request):
-    """GPU Server → GPU Server: a vGPU moves to you → ``Arrival``; refused as ``Create`` is. The same question has the
-    same answer. ``trial``: it would; nothing changes. ``suspended``: by its owner, so it needs no room. ``goes_on``,
-    ``home``, ``programs`` (pid, start): of ``gpuserver.core.states.migration``. ``generation``, ``next_epoch``: what
-    its hooks have seen; theirs only grow. ``book``: its account. ``gpu_name``: of the GPU that it comes from,
-    ``source``. ``owned_bytes``: what it has of that one's memory, ``excess_bytes`` of it beyond what it was promised.
-    ``origin``: for whom it was made (``gpuserver.core.admission.origin``)."""
+    """GPU Server → GPU Server: a vGPU moves to the receiver → ``Arrival``. The receiver may refuse it as it does a
+    ``Create``. The same request has the same answer. ``trial``: the receiver only checks, and changes nothing.
+    ``suspended``: by its owner, so it needs no room. ``goes_on``, ``home``, ``programs`` (pid, start): of
+    ``gpuserver.core.states.migration``. ``generation``, ``next_epoch``: the last ones of its hooks; a hook accepts only
+    larger ones. ``book``: its account. ``gpu_name``: of the GPU that it comes from, ``source``. ``owned_bytes``: the
+    memory that it has there; ``excess_bytes``: the part of it beyond its promise. ``origin``: for which process or
+    request it was made (``gpuserver.core.admission.origin``)."""
 
     op: Literal["arrive"] = "arrive"
     vgpu: str
@@ -217,7 +218,7 @@ class Gpus(Request):
 
 
 class SetGpu(Request):
-    """Change a GPU → ``GpuStatus``. ``mode`` only while no process is attached; ``period_ns``: one round of turns;
+    """Change a GPU → ``GpuStatus``. ``mode`` only while no process is attached; ``period_ns``: one round of leases;
     ``window_ns``: the most predicted GPU time in flight, from the next lease on."""
 
     op: Literal["set-gpu"] = "set-gpu"
@@ -245,9 +246,8 @@ class Watch(Request):
 
 
 class Trace(Request):
-    """Record what happens on one GPU for ``duration_ns`` (0.1 s to 5 minutes) → ``Notice`` messages with a
-    ``TraceChunk`` each, the last one ``done``; then the link ends. ``work`` False: leases and waits alone, of which no
-    hook has to be told."""
+    """Record one GPU for ``duration_ns`` (0.1 s to 5 minutes) → ``Notice`` messages with a ``TraceChunk`` each, the
+    last one ``done``; then the link ends. ``work`` False: only leases and waits, which need no message to a hook."""
 
     op: Literal["trace"] = "trace"
     gpu: str
@@ -270,7 +270,7 @@ class GetMetrics(Request):
 class Events(Request):
     """What has happened → ``EventList``, oldest first: the last ``most`` since ``since_unix_s`` of the vGPU (id, prefix
     or name; also of one that is gone), or of all (""). ``kinds``: only these (empty: all). Fewer than ``most`` where
-    one answer cannot hold them. Everybody may ask for everybody's, as for everybody's vGPUs and processes."""
+    one answer cannot hold them. Each user may read the events of all users, as their vGPUs and processes."""
 
     op: Literal["events"] = "events"
     vgpu: str = ""
@@ -305,8 +305,9 @@ REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
 
 
 class Forward(Request):
-    """Node → GPU Server: ``request`` of the process that the node has on its own link, by the kernel's word. Or from
-    another GPU Server: its own. ``asker``: pid and start time of that process, of a ``Create``; (0, 0) is not told."""
+    """Node → GPU Server: ``request`` of the process at the other end of the node's link; its ``uid`` is the kernel's
+    word. Or it comes from another GPU Server, and is that server's own. ``asker``: pid and start time of that process,
+    of a ``Create``; (0, 0): not known."""
 
     op: Literal["forward"] = "forward"
     uid: int = Field(ge=0, lt=1 << 32)
@@ -377,11 +378,11 @@ class VgpuStatus(Reading):
     held_ns: int
     busy_ns: int
     overuse_ns: int  # Σ drained past lease end
-    lag_ns: int  # > 0: owed GPU time, to who wants it; < 0: has debt
+    lag_ns: int  # > 0: owed GPU time, if it wants some; < 0: has debt
     throttled: bool  # at its limit, waiting for its bucket to fill
     wants: bool  # a process waits for a token, or holds one and has work
     holds: bool  # a lease is in force now
-    open_ended: bool = False  # one without an end, and no other has ended lately: no rate tells of it
+    open_ended: bool = False  # it holds a lease without an end, and no other has ended lately: no rate shows it
     shares: bool = False  # that is a shared one: other light vGPUs compute at the same time
     light: bool = False  # it needs so little of the GPU's time that it may have a shared lease
     demand_ratio: float = 0.0  # the part of its time in which it needs the GPU; 0: not measured yet
@@ -412,7 +413,7 @@ class VgpuStatus(Reading):
 
 
 class ProcessReading(Reading):
-    """One process attached to a vGPU. Everything but ``pid`` and ``alive`` is the process's own word."""
+    """One process attached to a vGPU. The process itself reports everything but ``pid`` and ``alive``."""
 
     vgpu_id: str
     gpu_index: int
@@ -426,7 +427,7 @@ class ProcessReading(Reading):
     memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, array, graph
     memory_implicit_bytes: int  # NVML's figure minus committed, if positive
     memory_driver_bytes: int = 0  # NVML's figure
-    memory_drift_bytes: int = 0  # what its ledger says beyond that, if it is much
+    memory_drift_bytes: int = 0  # what its ledger has beyond that, if it is much
     memory_away_bytes: int = 0  # of its memory in the host's, swapped
     memory_peak_bytes: int
     memory_refusals: int
@@ -442,7 +443,7 @@ class ProcessReading(Reading):
     gate_wait_ns: int
     longest_kernel_ns: int
     sm_planned: int = 0  # SMs that MPS should give it; 0: it is not limited
-    sm_count: int = 0  # SMs that its driver says it has; 0: temporal mode, or not known
+    sm_count: int = 0  # SMs that it has, by its driver; 0: temporal mode, or not known
 
 
 class Confirmed(Reading):
@@ -452,7 +453,7 @@ class Confirmed(Reading):
 
 
 class MigrateOutcome(Reading):
-    """A vGPU is another GPU's from now on. ``goes_on``: its programs are to be brought back there."""
+    """A vGPU belongs to another GPU from now on. ``goes_on``: its programs are to be resumed there."""
 
     goes_on: bool
 
@@ -467,7 +468,7 @@ class VgpuList(Reading):
 
 class ProcessList(Reading):
     processes: tuple[ProcessReading, ...]
-    silent_gpus: tuple[int, ...] = ()  # their servers do not answer: who runs there is not in it
+    silent_gpus: tuple[int, ...] = ()  # their servers do not answer: the list lacks their processes
 
 
 class VgpuDetail(Reading):
@@ -502,10 +503,10 @@ class GpuStatus(Reading):
     reason: Line = ""
     mode: ModeName
     mode_reason: Line  # why this mode: the default, asked for, or why auto chose it
-    period_ns: int  # temporal: one round of turns; spatial: length of a round
+    period_ns: int  # temporal: one round of leases; spatial: length of a round
     sm_count: int
     total_memory_bytes: int
-    used_memory_bytes: int  # as NVML reports, everybody's
+    used_memory_bytes: int  # as NVML reports, of all processes
     guaranteed_ratio: float  # temporal: Σ of guarantees; spatial: φ, the fullness of the best packing
     guaranteed_memory_bytes: int  # Σ memory limits
     vgpus: int
@@ -516,7 +517,7 @@ class GpuStatus(Reading):
     open_ended: bool = False  # that is 0, but not for want of a token: one without an end is held
     server_pid: int | None
     restarts: int
-    events_heard: int = 0  # wants, GOs, drains and returns that its scheduler was told of since the GPU Server began
+    events_heard: int = 0  # wants, GOs, drains and returns that its scheduler received since the GPU Server began
     window_ns: int = 0  # the most predicted GPU time that a process may have in flight while others want
     mps_pid: int | None = None  # spatial: the MPS daemon, None while there is none
     mps_restarts: int = 0  # daemons that were started because one had died
@@ -524,8 +525,8 @@ class GpuStatus(Reading):
     outside: tuple[OutsideProcess, ...] = ()
     host_memory_limit_bytes: int = 0  # the most that what is swapped out may have of the host's
     host_memory_bytes: int = 0  # what has been set aside of that, and touched
-    host_memory_used_bytes: int = 0  # by what is away just now
-    # Of the whole card, as NVML samples it once a second for all who ask here; None: the driver does not tell.
+    host_memory_used_bytes: int = 0  # by what is swapped out just now
+    # Of the whole card; the server samples NVML once a second for all readers; None: the driver does not report it.
     utilization_ratio: float | None = None  # part of the time with a kernel running, over NVML's own last sample
     memory_utilization_ratio: float | None = None  # part of the time with its memory being read or written
     power_w: float | None = None

@@ -1,4 +1,4 @@
-"""What a GPU Server counts and concludes, beyond how things stand: parts of the control link's readings."""
+"""What a GPU Server counts and concludes, beyond the present state: parts of the control link's readings."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from vgpu.protocol.printed import Line
 
 
 class Histogram(Reading):
-    """How often something lasted how long, since the server started. ``counts[i]``: at most ``bounds_ns[i]`` and more
-    than the bound before it; the last count, one more than there are bounds, is of all that lasted longer."""
+    """A distribution of durations since the server started. ``counts[i]``: those of at most ``bounds_ns[i]`` and more
+    than the bound before it. There is one more count than bounds: the last one, of all that lasted longer."""
 
     bounds_ns: tuple[int, ...]
     counts: tuple[int, ...]
@@ -24,8 +24,8 @@ class VgpuMeters(Reading):
 
 
 class GpuMeters(Reading):
-    """``handovers``: from one vGPU's drain to the next one's GO, where the next one was waiting; both are the
-    dispatcher's own times. ``loop_lag``: how late the server's loop came to what was due."""
+    """``handovers``: from one vGPU's drain to the next one's GO, if the next one was waiting; both are the dispatcher's
+    own times. ``loop_lag``: how late the server's loop ran what was due."""
 
     gpu_index: int
     handovers: Histogram
@@ -33,11 +33,11 @@ class GpuMeters(Reading):
 
 
 class Advice(Reading):
-    """A size for a vGPU, from what its programs used. ``observed_ns``: for how long they have been seen at work, in
-    seconds in which they used the GPU at all. ``busy_ratio``: of one GPU's time, what they stayed below in 95 of 100
-    such seconds; ``memory_peak_bytes``: the most they had. ``sm_percent``, ``memory_bytes``: with room to spare, what
-    to ask for; None: too little was seen, or (sm_percent) its own limit may be what held it back. ``text``: in a
-    sentence, with what to type."""
+    """A size for a vGPU, from what its programs used. ``observed_ns``: how long they were observed, counting only
+    seconds in which they used the GPU at all. ``busy_ratio``: they used less than this part of one GPU's time in 95 of
+    100 such seconds. ``memory_peak_bytes``: the most they had. ``sm_percent``, ``memory_bytes``: the size to ask for,
+    with room to spare. None: too little was observed, or (sm_percent) the vGPU's own limit may have held it back.
+    ``text``: the same in a sentence, with what to type."""
 
     observed_ns: int
     busy_ratio: float

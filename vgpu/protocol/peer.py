@@ -28,22 +28,22 @@ _STOPPED: Final = (b"T", b"t")
 
 
 def peer_of(sock: trio.socket.SocketType | socket.socket) -> Peer:
-    """Who connected. A pid that was reused since then would name a stranger, so it is checked against the kernel's
-    pidfd of the peer (where the kernel has SO_PEERPIDFD); a peer that has died has ``start_time`` 0."""
+    """The process that connected. A pid that was reused since then would name another process. So it is checked against
+    the kernel's pidfd of the peer (where the kernel has SO_PEERPIDFD). A peer that has died has ``start_time`` 0."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return Peer(Process(pid, _checked_start_time(sock, pid)), uid, _groups_of(sock, pid) | {gid})
 
 
 def peer_now(process: Process) -> Peer | None:
-    """As ``peer_of``, of a process as it is now, by its effective user; None if it is no more."""
+    """As ``peer_of``, of a process as it is now, by its effective user; None if it has ended."""
     found = users_of(process)
     return None if found is None else Peer(process, found.effective, found.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Users:
-    """As whom a process runs. ``groups``: all of its groups, the effective one included."""
+    """The users and groups of a process. ``groups``: all of its groups, the effective one included."""
 
     real: int
     effective: int
@@ -52,7 +52,7 @@ class Users:
 
 
 def users_of(process: Process) -> Users | None:
-    """As whom this very process runs now; None if it is no more."""
+    """The users and groups of this very process now; None if it has ended."""
     try:
         lines = Path(f"/proc/{process.pid}/status").read_text(errors="replace").splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -87,7 +87,7 @@ def _checked_start_time(sock: trio.socket.SocketType | socket.socket, pid: int) 
         return 0
     try:
         started = start_time(pid)
-        with suppress(PermissionError):  # alive, and somebody else's
+        with suppress(PermissionError):  # alive, and of another user
             signal.pidfd_send_signal(pidfd, 0)
     except ProcessLookupError:
         return 0
@@ -97,10 +97,10 @@ def _checked_start_time(sock: trio.socket.SocketType | socket.socket, pid: int) 
 
 
 def listener_at(path: Path) -> Process | None:
-    """The process of our own user that listens at a Unix socket; None if there is none. It sees a visitor who says
-    nothing."""
+    """The process of our own user that listens at a Unix socket; None if there is none. That process gets a connection
+    without a message."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
-        sock.setblocking(False)  # who has no room for a visitor cannot be asked
+        sock.setblocking(False)  # a listener whose backlog is full cannot be asked
         try:
             sock.connect(str(path))
         except OSError:
@@ -133,8 +133,8 @@ def is_alive(process: Process) -> bool:
 
 
 def is_running(process: Process) -> bool:
-    """Whether this very process exists, and is more than a zombie. One whose first thread has ended shows as such, and
-    runs for as long as it has others."""
+    """Whether this very process exists, and is more than a zombie. A process also shows as a zombie once its first
+    thread has ended, and runs for as long as it has others."""
     fields = _fields_of(process)
     return fields is not None and (fields[0] not in _ENDED or int(fields[17]) > 1)
 

@@ -35,10 +35,11 @@ def software_version() -> str:
 
 
 async def welcome(link: MessageStream, pid: int, greeted: Callable[[Hello], None] = lambda _: None) -> Hello | None:
-    """Shake hands with whoever connected. None: there is nobody to talk to, or no common version (and it was told so).
-    ``greeted`` is called before the peer is answered: what it does holds for the peer's next message.
+    """Shake hands with the peer that connected. None: the peer has left, or there is no common version (and the peer
+    got a ``Failure``). ``greeted`` is called before the peer is answered: what it does holds for the peer's next
+    message.
 
-    Errors: ``ProtocolError`` for a peer that says something else first, or nothing.
+    Errors: ``ProtocolError`` for a peer that sends another message first, or none.
     """
     with trio.move_on_after(HELLO_S) as patience:
         received = await link.receive()
@@ -106,7 +107,7 @@ async def serve(
         except VgpuError as error:
             reply = Failure(id=request_id, code=error.code, error=error.message, hint=error.hint)
         except Exception as error:
-            # Our own fault, but one request's: the vGPUs of everybody else must not end with it.
+            # Our own fault, but one request's: the vGPUs of other users must not end with it.
             log.exception("request failed", request=message.get("op"))
             reply = Failure(
                 id=request_id, code=ErrorCode.INTERNAL, error=f"an error of st-vgpu: {cleaned(repr(error))}"
@@ -144,7 +145,7 @@ def _id_of(message: Message) -> int:
 
 
 async def _stream(link: MessageStream, stream: AsyncGenerator[Notice, None]) -> None:
-    """Send notices until there are no more, or the other end leaves: it is not expected to say anything more.
+    """Send notices until there are no more, or the other end leaves. The other end is not expected to send more.
     ``VgpuError``: the stream's own, as it was raised."""
     refusal: VgpuError | None = None
     try:
@@ -172,19 +173,19 @@ async def _until_end(link: MessageStream, scope: trio.CancelScope) -> None:
 
 
 async def open_link(path: Path, hello: Hello) -> tuple[MessageStream, Welcome]:
-    """A link that has shaken hands. ``VgpuError`` (unavailable) if nobody answers."""
+    """A link that has shaken hands. ``VgpuError`` (unavailable) if no process answers."""
     try:
         link = await connect(path)
     except OSError as error:
-        raise VgpuError(ErrorCode.UNAVAILABLE, f"nobody answers at {path}: {error.strerror}") from error
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"no process answers at {path}: {error.strerror}") from error
     try:
         await link.send(hello.model_dump(mode="json"))
         with trio.move_on_after(HELLO_S):
             return link, Welcome.model_validate(checked(await link.receive()))
-        raise VgpuError(ErrorCode.TIMEOUT, f"whoever listens at {path} did not answer hello within {HELLO_S:g} s")
+        raise VgpuError(ErrorCode.TIMEOUT, f"the process at {path} did not answer hello within {HELLO_S:g} s")
     except OSError as error:  # it died before it had read
         link.close()
-        raise VgpuError(ErrorCode.UNAVAILABLE, f"whoever listened at {path} is gone: {error.strerror}") from error
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"the process at {path} is gone: {error.strerror}") from error
     except BaseException:
         link.close()
         raise

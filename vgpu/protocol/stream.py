@@ -37,7 +37,7 @@ STALL_S: Final = 5.0
 MAX_DESCRIPTORS: Final = 8
 _READ_BYTES: Final = 64 << 10
 LOOK_S: Final = 1.0
-"""How often a process looks whether its socket is still its own."""
+"""How often a process checks whether its socket is still its own."""
 LONGEST_PATH: Final = 107  # sun_path without its NUL
 _BREATH_S: Final = 0.1
 LAST_DESCRIPTORS: Final = 32
@@ -45,10 +45,10 @@ LAST_DESCRIPTORS: Final = 32
 
 
 class MessageStream:
-    """One link, by default of who serves. ``receive`` from one task, ``send`` from any: whole messages do not
+    """One link, by default of the serving end. ``receive`` from one task, ``send`` from any: whole messages do not
     interleave. ``takes_bytes``, ``gives_bytes``: the longest message that is received, and sent. ``first_bytes``,
-    ``most_items``: as of ``Decoder``. ``takes_descriptors``
-    False: a peer that passes any has broken the rules, until ``admit_descriptors`` is called.
+    ``most_items``: as of ``Decoder``. ``takes_descriptors`` False: a peer that passes any has broken the rules, until
+    ``admit_descriptors`` is called.
 
     Resource handling: owns ``sock``; ``aclose`` or ``async with``. Descriptors that arrive belong to the caller.
     """
@@ -196,8 +196,8 @@ def check_length(path: Path) -> None:
 
 
 def listen(path: Path, *, mode: int, uid: int = -1, gid: int = -1) -> trio.socket.SocketType:
-    """A listening socket at ``path`` with these permissions from its first instant, replacing one left by the dead.
-    Its connections take no descriptors.
+    """A listening socket at ``path`` with these permissions from its first instant. It replaces a socket that a dead
+    process left there. Its connections take no descriptors.
 
     Errors: ``VgpuError`` (invalid) where the path does not fit a socket address; ``OSError``.
     """
@@ -231,7 +231,7 @@ def file_at(path: Path) -> tuple[int, int]:
 async def until_replaced(path: Path) -> None:
     """Until the socket at ``path`` has been removed or replaced: no client reaches its listener any more."""
     own = file_at(path)
-    while file_at(path) == own:  # noqa: ASYNC110 - another process does it, and no event tells of it
+    while file_at(path) == own:  # noqa: ASYNC110 - another process does it, and no event reports it
         await trio.sleep(LOOK_S)
 
 
@@ -244,8 +244,8 @@ async def serve_links(
 ) -> NoReturn:
     """Serve each link in a task of its own, at most ``most`` at once: the next one waits at the door.
 
-    ``serve`` owns its socket. ``complain`` hears why a link could not be accepted, and the listener goes on: out of
-    descriptors, the links that end will give some back. The last ``LAST_DESCRIPTORS`` are no link's.
+    ``serve`` owns its socket. ``complain`` gets the reason why a link could not be accepted, and the listener goes on.
+    Where descriptors have run out, links that end will give some back. The last ``LAST_DESCRIPTORS`` are for no link.
     """
     room = trio.CapacityLimiter(most)
 

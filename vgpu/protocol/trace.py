@@ -1,7 +1,8 @@
-"""What a recording is made of (``vgpuctl trace``): a GPU Server tells it in ``TraceChunk`` messages, each within a
+"""The records of a recording (``vgpuctl trace``). A GPU Server sends them in ``TraceChunk`` messages, each within a
 ``Notice``. All times are nanoseconds of CLOCK_MONOTONIC, which the servers of a node have in common.
 
-What is told of a GPU's work (``BusyRecord``, ``LaunchRecord``, ``DrainRecord``) is the processes' own word.
+The processes themselves report a GPU's work (``BusyRecord``, ``LaunchRecord``, ``DrainRecord``), and no other source
+confirms it.
 """
 
 from __future__ import annotations
@@ -59,7 +60,8 @@ class LeaseRecord(Reading):
 
 
 class WaitRecord(Reading):
-    """A vGPU wanted a token, and had no lease. ``ended``: by a *lease*; it *gave-up*; it *still-waits* at the end."""
+    """A vGPU wanted a token, and had no lease. ``ended``: by a *lease*; the vGPU *gave-up*; it *still-waits* at the
+    end."""
 
     kind: Literal["wait"] = "wait"
     vgpu_id: str
@@ -121,10 +123,10 @@ TraceRecord = LeaseRecord | WaitRecord | BusyRecord | LaunchRecord | DrainRecord
 
 
 class TraceChunk(Reading):
-    """A part of a recording. ``vgpus``: those that were not told of before. ``until_ns``: everything that the server
-    saw up to then has been told. ``under_way``: leases and waits that are not over then, for who hears no more.
-    ``lost``: events since the last chunk that did not fit, or were overwritten. The recording is over, at ``until_ns``,
-    with the chunk that is ``done``.
+    """A part of a recording. ``vgpus``: those that no earlier chunk had. ``until_ns``: the chunks up to this one have
+    everything that the server saw up to then. ``under_way``: leases and waits that are not over then, for a reader that
+    gets no further chunk. ``lost``: events since the last chunk that did not fit, or were overwritten. The recording
+    is over, at ``until_ns``, with the chunk that is ``done``.
     """
 
     gpu: TracedGpu

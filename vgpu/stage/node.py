@@ -38,7 +38,7 @@ class _Place:
 
 @contextmanager
 def _place(purpose: str) -> Iterator[_Place]:
-    # The path of a socket has 107 characters at most, and some build machines spend them on TMPDIR.
+    # The path of a socket has 107 characters at most, and TMPDIR is that long on some build machines.
     base = tempfile.gettempdir() if len(tempfile.gettempdir()) <= _LONGEST_BASE else "/tmp"
     with tempfile.TemporaryDirectory(prefix=f"vgpu-{purpose}-", dir=base, ignore_cleanup_errors=True) as directory:
         runtime, state, log = Path(directory, "run"), Path(directory, "state"), Path(directory, "node.log")
@@ -80,7 +80,7 @@ async def private_node(
 
 
 async def _end(process: trio.Process) -> None:
-    """A node that is asked to end takes its servers and brokers along; one that is killed leaves them behind."""
+    """Ask the node to end, so that it ends its servers and brokers; a node that is killed leaves them behind."""
     process.terminate()
     with trio.move_on_after(_STOP_S):
         await process.wait()

@@ -1,4 +1,4 @@
-"""A program that loads the GPU, in a process of its own, and what it says about itself."""
+"""A program that loads the GPU, in a process of its own, and its reports about itself."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vgpu.stage.measure import Sample, Series
 
 
 @dataclass(slots=True)
-class Told:
-    """What a workload has said so far. ``about``, ``result``: its first and last words, empty before them. ``pid``: 0
+class WorkloadReport:
+    """The reports of a workload so far. ``about``, ``result``: its first and last ones, empty before them. ``pid``: 0
     before it runs."""
 
     series: Series = field(default_factory=Series)
@@ -37,8 +37,8 @@ class Told:
     def started(self) -> bool:
         return bool(self.about)
 
-    def hear(self, said: Mapping[str, Any]) -> None:
-        """Takes one of its lines in. ``VgpuError`` if it is a complaint."""
+    def take(self, said: Mapping[str, Any]) -> None:
+        """Takes one line of the workload. ``VgpuError`` if the line is an error."""
         match said["event"]:
             case "started":
                 self.about = dict(said)
@@ -92,7 +92,7 @@ def environment_of(vgpu: VgpuStatus, *, limited: bool = True) -> dict[str, str]:
 
 
 async def begin(process: trio.Process, at_ns: int) -> None:
-    """Tells a workload that ``waits`` when to begin, on CLOCK_MONOTONIC."""
+    """Sends a workload that ``waits`` the time to begin, on CLOCK_MONOTONIC."""
     assert process.stdin is not None
     await process.stdin.send_all(f"{at_ns}\n".encode())
 
@@ -100,23 +100,23 @@ async def begin(process: trio.Process, at_ns: int) -> None:
 async def run_workload(
     workload: Workload,
     environment: Mapping[str, str],
-    told: Told,
+    report: WorkloadReport,
     changed: Callable[[], None],
     task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """``run_program`` for ``workload``."""
-    await run_program(workload.command(), environment, told, changed, task_status)
+    await run_program(workload.command(), environment, report, changed, task_status)
 
 
 async def run_program(
     command: list[str],
     environment: Mapping[str, str],
-    told: Told,
+    report: WorkloadReport,
     changed: Callable[[], None],
     task_status: trio.TaskStatus[trio.Process] = trio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Runs ``command`` to its end, filling ``told``. It is started once it has said so itself. Cancelled, it ends the
-    process and waits for that. One that is killed (signal 9) was meant to be.
+    """Runs ``command`` to its end, and fills ``report``. The program counts as started once it has reported so. A
+    cancellation ends the process and waits for its end. A program that is killed (signal 9) counts as no failure.
 
     Raises ``VgpuError`` with the program's own words if it fails.
     """
@@ -131,18 +131,18 @@ async def run_program(
             stderr=subprocess.PIPE,
             capture_stdout=False,
             check=False,
-            # Ctrl-C in the terminal is for us, who end our processes ourselves.
+            # Ctrl-C in the terminal is only for this process, which ends its children itself.
             start_new_session=True,
         )
         process: trio.Process = await nursery.start(start)
-        told.pid = process.pid
+        report.pid = process.pid
         assert process.stdout is not None
         assert process.stderr is not None
         complaints: list[str] = []
         nursery.start_soon(_collect, process.stderr, complaints)
         async for line in lines(process.stdout):
-            told.hear(json.loads(line))
-            if told.started and not said_started:
+            report.take(json.loads(line))
+            if report.started and not said_started:
                 said_started = True
                 task_status.started(process)
             changed()

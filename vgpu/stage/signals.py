@@ -1,4 +1,4 @@
-"""Signals that end a program, made into exceptions, so that what it has started is ended with it."""
+"""Turns signals that end a program into exceptions, so that the program also ends what it has started."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def ended_by_signals(work: Callable[[*Arguments], Awaitable[Result]], *arg
 
 
 def cause_of(error: BaseException) -> BaseException:
-    """Nurseries wrap what ended them; what a person should read is the first cause."""
+    """The first cause of an exception, for a person to read. Nurseries wrap what ended them."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

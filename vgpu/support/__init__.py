@@ -1,1 +1,1 @@
-"""What a maintainer needs to know of a node, in one file, without what is nobody's business."""
+"""What a maintainer needs to know of a node, in one file, without private data."""

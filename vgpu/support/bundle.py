@@ -1,4 +1,4 @@
-"""A bundle as a file: whole or not at all, for nobody else to read."""
+"""A bundle as a file: written whole or not at all, and readable for no other user."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def write(
     redacted: bool,
     show: Callable[[str], object] = lambda name: None,
 ) -> Made:
-    """``show`` is told each name before it is read. ``VgpuError`` (invalid): it cannot be written there, and nothing
-    is."""
+    """Write the bundle. ``show`` is called with each name before that part is read. ``VgpuError`` (invalid): it cannot
+    be written there, and nothing is."""
     if path.is_dir():
         raise VgpuError(ErrorCode.INVALID, f"cannot write {path}: it is a directory", f"-o {path}/vgpu-support.tar.gz")
     folder = path.name.removesuffix(".gz").removesuffix(".tar").removesuffix(".tgz")
@@ -62,7 +62,7 @@ def write(
                 show(part.name)
                 try:
                     text = part.read()
-                except Exception as error:  # whatever it is, it is what a maintainer wants to know
+                except Exception as error:  # a maintainer wants to know any error
                     missing.append((part.name, redact(str(error) or repr(error))))
                     continue
                 put(part.name, text)

@@ -1,4 +1,4 @@
-"""The parts of a bundle: what is looked at, and how. Each may fail by itself."""
+"""The parts of a bundle, and how each is read. Each may fail by itself."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``read`` gives the text of the file ``name``; whatever it raises is noted, and the file is missing."""
+    """``read`` returns the text of the file ``name``. If it raises, the bundle lacks the file and notes the error."""
 
     name: str
     read: Callable[[], str]
 
 
 class Node:
-    """The node, asked for one thing after the other; once it does not answer, it is not asked any more."""
+    """The node. Once it does not answer, it is not asked any more."""
 
     def __init__(self, paths: NodePaths) -> None:
         self._paths = paths
@@ -72,7 +72,7 @@ class Node:
             return self._paths.state
 
     def owners(self) -> set[int]:
-        """Whose vGPUs and programs it knows of."""
+        """The users of the vGPUs and programs that the node knows of."""
         try:
             vgpus, gpus = self.ask(lambda link: link.list()), self.ask(lambda link: link.gpus())
         except VgpuError:
@@ -81,7 +81,7 @@ class Node:
 
 
 def parts(node: Node, paths: NodePaths, *, trace: bool) -> Iterator[Part]:
-    """In the order in which a maintainer reads. Looks at the node and the folders while it goes."""
+    """The parts, in the order in which a maintainer reads. The generator reads the node and the folders as it goes."""
     yield Part("versions.json", _versions)
     yield Part("doctor.json", _doctor)
     yield Part("environment.json", lambda: _json(told_environment(os.environ)))
@@ -167,7 +167,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _hooks() -> dict[str, str]:
-    """The copies of the hook that there are: a digest of each, which tells versions apart."""
+    """The digests of all copies of the hook, by which versions can be distinguished."""
     import hashlib
 
     from client_hook.environment import HOOK_NAME, hook_library
@@ -189,7 +189,7 @@ def _doctor() -> str:
 
 
 def _configurations(environment: Mapping[str, str] = os.environ) -> list[Path]:
-    """The configuration files that there are, where they are looked for, and the units."""
+    """The existing configuration files of this user and the machine, and the units."""
     own = environment.get("XDG_CONFIG_HOME") or f"{environment.get('HOME', '/nonexistent')}/.config"
     candidates = [
         Path(environment.get("VGPU_CONFIG") or "/etc/vgpu/config.toml"),
@@ -210,7 +210,7 @@ def _configuration(path: Path) -> str:
 
 
 def _listing(folder: Path) -> str:
-    """As ``ls -lR``, without whose they are by name."""
+    """As ``ls -lR``, without the names of the owners."""
     lines = [f"{folder}:"]
     for path in sorted(folder.rglob("*")):
         there = path.lstat()
@@ -235,7 +235,7 @@ def _short(process: dict[str, Any]) -> dict[str, Any]:
 
 
 def _processes(node: Node) -> str:
-    """As ``ps --all``: those that are in no vGPU stand with their GPU, too."""
+    """As ``ps --all``: with processes that are in no vGPU."""
     inside = node.ask(lambda link: link.processes()).processes
     outside = [one for gpu in node.ask(lambda link: link.gpus()) for one in gpu.outside]
     return _json([_short(_dump(one)) for one in (*inside, *outside)])
@@ -252,7 +252,7 @@ def _metrics(node: Node) -> str:
 
 
 def _events(node: Node) -> str:
-    """Of the node, else what it has written."""
+    """The events of the node; if it does not answer, those in its files."""
     try:
         events = list(node.ask(lambda link: link.events(most=EVENTS)))
     except VgpuError:
@@ -271,7 +271,7 @@ def _logs(folder: Path) -> dict[str, list[Path]]:
     except FileNotFoundError:
         return {}
     except PermissionError:
-        return {"node.log": [folder / "node.log"]}  # whose reading then says why
+        return {"node.log": [folder / "node.log"]}  # an attempt to read it then reports the reason
     return {path.name: [path.with_name(f"{path.name}.1"), path] for path in found}
 
 
@@ -289,7 +289,7 @@ def _tail(files: list[Path]) -> str:
 
 
 def _journal(node: Node, state: Path) -> list[str]:
-    """The command that prints what the node told the journal; none if it told it nothing."""
+    """The command that prints the node's lines in the journal; none if the node does not log there."""
     from vgpu.ctl.logs import elsewhere
 
     try:

@@ -1,4 +1,4 @@
-"""What leaves this machine, and what does not: names of people, their homes and their commands. Pure."""
+"""Removes what must not leave this machine: names of people, their homes and their commands. Pure."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _TOLD: Final = re.compile(r"(VGPU|CUDA)_\w+|LD_PRELOAD")
 _SECRET: Final = re.compile(r"token|secret|passw|key|credential", re.IGNORECASE)
 _ASSIGNMENT: Final = re.compile(r"^(\s*([\w.\"-]+)\s*=\s*)(\S.*)$", re.MULTILINE)
 _ANY_HOME: Final = re.compile(r"(/home|/export/home|/Users)/((?:[^/\s\"':,;\\]|\\\\|\\(?![\"\\]))+)")
-"""A backslash before a quotation mark is JSON's, and stays: without it the line could not be read any more."""
+"""A backslash before a quotation mark belongs to JSON, and stays: without it the line would not be readable."""
 _ATTACHED: Final = re.compile(r"\b(process \d+) \((.*?)\)(?= attached)")
 _ODD: Final = re.compile(r"[^\w.+-]")
 _SMI_PROCESS: Final = re.compile(r"^(\s+Name\s+: )(.+)$", re.MULTILINE)
 _WORDS: Final = frozenset(
     ("root", "vgpu", "gpu", "node", "server", "broker", "hook", "info", "user", "host", "name", "mode", "state", "test")
 )
-"""Names that are words of ours, or nobody's: in their place a file could not be read any more."""
+"""Names that are words of this software or of many texts. A file would not be readable if they were replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ def _any_of(words: Mapping[str, str], before: str, after: str) -> re.Pattern[str
 
 
 def are_people(accounts: Iterable[Person], uids: Iterable[int]) -> list[Person]:
-    """Those that are somebody's: of ``uids``, which have to do with this, and all others that are no service's."""
+    """The accounts of people: those of ``uids``, which use the node, and all others that are no service's."""
     seen = set(uids)
     return [one for one in accounts if one.uid in seen or _FIRST_PERSON <= one.uid < _NOBODY]
 
@@ -86,14 +86,14 @@ def without_commands(text: str) -> str:
 
 
 def without_process_names(text: str) -> str:
-    """What ``nvidia-smi -q`` says, likewise."""
+    """The output of ``nvidia-smi -q``, likewise."""
     return _SMI_PROCESS.sub(lambda found: found[1] + short_command(found[2]), text)
 
 
 def told_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What of an environment has to do with us, without secrets."""
-    told = {name: value for name, value in sorted(environment.items()) if _TOLD.fullmatch(name)}
-    return {name: "(hidden)" if _SECRET.search(name) else value for name, value in told.items()}
+    """The variables of an environment that concern vGPUs, without secrets."""
+    shown = {name: value for name, value in sorted(environment.items()) if _TOLD.fullmatch(name)}
+    return {name: "(hidden)" if _SECRET.search(name) else value for name, value in shown.items()}
 
 
 def without_secrets(configuration: str) -> str:

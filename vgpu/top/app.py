@@ -1,4 +1,4 @@
-"""``vgpuctl top`` on a terminal: keys, mouse, and what is redrawn when."""
+"""``vgpuctl top`` on a terminal: keys, mouse, and when it draws what."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from vgpu.spec import VgpuChanges
 from vgpu.top.colours import DARK, LIGHT, is_light, theme
 from vgpu.top.columns import Layout, head_line, layout, process_line, programs_line, row_line
 from vgpu.top.details import detail_text, help_text
-from vgpu.top.dialogs import Ask, Confirm, Told
+from vgpu.top.dialogs import Ask, Confirm, TextScreen
 from vgpu.top.draw import ASCII, UNICODE, Line, Span
 from vgpu.top.feed import Feed, Lost, Met, News
 from vgpu.top.model import ORDERS, Choice, Model, Row
@@ -47,8 +47,8 @@ Parse = Callable[[str, str], VgpuChanges]
 """What ``vgpuctl set VGPU …`` makes of the rest of its command line."""
 
 
-class Heard(Message):
-    """Something from the feed's thread."""
+class FeedNews(Message):
+    """News from the feed's thread."""
 
     def __init__(self, news: News) -> None:
         super().__init__()
@@ -140,21 +140,21 @@ class Top(App[None]):
     def on_unmount(self) -> None:
         self._feed.close()
 
-    # --- what is heard
+    # --- news from the feed
 
     def _pass_on(self, news: News) -> None:
         """From the feed's thread to this one."""
         with suppress(RuntimeError):  # it comes after the end
-            self.post_message(Heard(news))
+            self.post_message(FeedNews(news))
 
-    @on(Heard)
-    def _hear(self, heard: Heard) -> None:
-        match heard.news:
+    @on(FeedNews)
+    def _take_news(self, message: FeedNews) -> None:
+        match message.news:
             case Snapshot() as snapshot:
                 self.model.take(snapshot)
                 self._ask_for_programs()
             case EventReading() as event:
-                self.model.hear(event)
+                self.model.add_event(event)
             case Met() as met:
                 self._meet(met)
             case Lost(error=error):
@@ -174,7 +174,7 @@ class Top(App[None]):
         said = {(remark.at_unix_s, remark.kind) for remark in self.model.remarks}
         for event in met.events:
             if (event.at_unix_s, event.kind) not in said:
-                self.model.hear(event)
+                self.model.add_event(event)
         if self.model.lost is not None:
             again = (
                 "it answers again" if status.pid == known else f"it was restarted: process {status.pid}, was {known}"
@@ -187,18 +187,18 @@ class Top(App[None]):
             self._asking = True
             self._ask(lambda link: link.processes(), self._know, self._ask_again)
 
-    def _know(self, told: ProcessList) -> None:
+    def _know(self, found: ProcessList) -> None:
         self._asking = False
-        self.model.know(told.processes)
+        self.model.know(found.processes)
         self.redraw()
 
     def _ask_again(self, error: VgpuError) -> None:
-        self._asking = False  # with the next readings; that there are none the feed says
+        self._asking = False  # with the next readings; the feed reports it if there are none
 
     def _ask(
         self, question: Callable[[ControlLink], T], then: Callable[[T], None], failed: Callable[[VgpuError], None]
     ) -> None:
-        """Asks the node in a thread, which nobody waits for; what follows happens here."""
+        """Asks the node in a thread of its own, without waiting for it. ``then`` and ``failed`` run in this thread."""
 
         def ask() -> None:
             with suppress(RuntimeError):  # the answer comes after the end
@@ -350,7 +350,7 @@ class Top(App[None]):
         return next((row.vgpu for row in self._rows if row.vgpu.vgpu_id == self.choice.selected), None)
 
     def action_help(self) -> None:
-        self._push(Told("vgpuctl top", help_text(self._glyphs)))
+        self._push(TextScreen("vgpuctl top", help_text(self._glyphs)))
 
     def _push(self, screen: Screen[R], then: Callable[[R | None], None] | None = None) -> None:
         screen.set_class(self._glyphs.ascii, "ascii")
@@ -360,7 +360,7 @@ class Top(App[None]):
         if (vgpu := self._selected) is not None:
             self._ask(
                 lambda link: link.inspect(vgpu.vgpu_id),
-                lambda detail: self._push(Told(_named(vgpu), detail_text(detail, self._glyphs))),
+                lambda detail: self._push(TextScreen(_named(vgpu), detail_text(detail, self._glyphs))),
                 self._failed,
             )
 
@@ -412,7 +412,8 @@ class Top(App[None]):
 
     def _remove(self, vgpu: VgpuStatus, sure: bool | None) -> None:
         if sure:
-            # What was said of programs holds for those that were there; one that came since is asked about anew.
+            # The user has agreed to end the programs that were there. If one came to an empty vGPU since, the node
+            # refuses.
             self._ask(
                 lambda link: link.remove(vgpu.vgpu_id, force=vgpu.processes > 0),
                 lambda gone: self._say("done", f"{_named(gone)} is removed"),

@@ -50,7 +50,7 @@ def plain(text: Callable[[VgpuStatus], str], style: Callable[[VgpuStatus], str] 
 
 
 def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
-    """What it holds of what it may, guaranteed and at most. The bar ends at the limit."""
+    """The share that it holds, beside its guarantee and its limit. The bar ends at the limit."""
     vgpu = row.vgpu
     limit = vgpu.limit_ratio or 1.0
     text = share_text(vgpu, decimals=1)
@@ -66,7 +66,8 @@ def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
 
 
 def share_of(vgpu: VgpuStatus) -> float:
-    """What it holds; of a token without an end, and of a shared one, the GPU time used: others lose no more by it."""
+    """The share that it holds. For a token without an end, and for a shared one, it is the GPU time used, because other
+    vGPUs lose no more than that."""
     return vgpu.busy_ratio if vgpu.open_ended or vgpu.shares else vgpu.held_ratio
 
 
@@ -104,7 +105,7 @@ def _history(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
 
 
 def lag_text(lag_ns: int) -> str:
-    """``+12ms``: it is owed so much GPU time; ``−3ms``: it has had that much too much."""
+    """``+12ms``: the vGPU is owed so much GPU time; ``−3ms``: it has had so much too much."""
     if abs(lag_ns) < 1000:
         return "0"
     return f"{'+' if lag_ns > 0 else '−'}{short_duration(abs(lag_ns))}"
@@ -255,7 +256,7 @@ def _grown(columns: Sequence[Column], widths: Sequence[int], growing: Sequence[b
 
 
 def head_line(made: Layout, choice: Choice, glyphs: Glyphs, ups: Iterable[str]) -> Line:
-    """Titles; the one of what is sorted by has an arrow. ``ups``: orders whose smallest come first by themselves."""
+    """Titles. The title of the sorted column has an arrow. ``ups``: orders that begin with the smallest by default."""
     spans = [Span(" " * MARGIN)]
     upward = (choice.order in set(ups)) != choice.reverse
     for i, (column, width) in enumerate(made.columns):

@@ -53,7 +53,7 @@ def detail_text(detail: VgpuDetail, glyphs: Glyphs) -> Table:
 
 
 def _table(rows: Iterable[tuple[str, str]], glyphs: Glyphs) -> Table:
-    """Names at the left; what is said of them wraps beside them."""
+    """Names at the left; their texts wrap beside them."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()

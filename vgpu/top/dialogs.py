@@ -1,4 +1,4 @@
-"""What stands before the table for a moment: questions, explanations."""
+"""What covers the table for a moment: questions and explanations."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _BOX = """
 """
 
 
-class Told(ModalScreen[None]):
-    """A text, as long as it takes."""
+class TextScreen(ModalScreen[None]):
+    """A text of any length."""
 
-    DEFAULT_CSS: ClassVar[str] = _BOX.format(name="Told", width=110)
+    DEFAULT_CSS: ClassVar[str] = _BOX.format(name="TextScreen", width=110)
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q,enter,i,question_mark", "dismiss", "close"),
         Binding("j", "down", show=False),

@@ -1,4 +1,4 @@
-"""Bars, sparklines and lines of text, with names for styles: what a terminal makes of them is the widgets' business."""
+"""Bars, sparklines and lines of text, with names for styles, which the widgets turn into colours."""
 
 from __future__ import annotations
 

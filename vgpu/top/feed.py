@@ -1,4 +1,4 @@
-"""The node's readings, from a thread of their own: a link that is watched, and met again when the node restarts."""
+"""Reads the node's notices in a thread of its own. When the node restarts, the feed connects again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from vgpu.protocol.messages import EventReading, NodeStatus, Notice, Snapshot
 RETRY_S: Final = 0.5
 EARLIER_EVENTS: Final = 5
 CLOSE_S: Final = 1.0
-"""A node that hangs in the middle of a greeting is not waited for."""
+"""``close`` does not wait longer for a node that hangs in the middle of the handshake."""
 
 
 @dataclass(frozen=True, slots=True)
 class Met:
-    """The node answers. ``events``: what happened last before that."""
+    """The node answers. ``events``: the last ones before that."""
 
     status: NodeStatus
     events: tuple[EventReading, ...]
@@ -30,7 +30,7 @@ class Met:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """It no longer does; it is asked again every ``RETRY_S``."""
+    """The node no longer answers. The feed asks it again every ``RETRY_S``."""
 
     error: VgpuError
 
@@ -39,12 +39,12 @@ News = Met | Lost | Snapshot | EventReading
 
 
 class Feed:
-    """Tells ``hear``, in a thread of its own, until it is closed. The feed itself never raises."""
+    """Calls ``take`` with news, in a thread of its own, until it is closed. The feed itself never raises."""
 
-    def __init__(self, path: Path, interval_s: float, hear: Callable[[News], None]) -> None:
+    def __init__(self, path: Path, interval_s: float, take: Callable[[News], None]) -> None:
         self._path = path
         self._interval_s = interval_s
-        self._hear = hear
+        self._take = take
         self._link: ControlLink | None = None
         self._lock = threading.Lock()
         self._wanted = interval_s
@@ -61,7 +61,7 @@ class Feed:
         self._hang_up()
 
     def close(self) -> None:
-        """Nothing is told afterwards."""
+        """End the feed. It calls ``take`` no more afterwards."""
         self._closed.set()
         self._hang_up()
         if self._thread.is_alive():
@@ -83,7 +83,7 @@ class Feed:
                 # The link that set_interval has hung up is no loss.
                 anew = self._wanted == self._interval_s
                 if anew and not self._closed.is_set():
-                    self._hear(Lost(error))
+                    self._take(Lost(error))
                     self._closed.wait(RETRY_S)
 
     def _watch(self, anew: bool) -> None:
@@ -94,7 +94,7 @@ class Feed:
                 if self._closed.is_set() or self._wanted != self._interval_s:
                     return
                 if anew:
-                    self._hear(Met(link.status(), self._earlier(link)))
+                    self._take(Met(link.status(), self._earlier(link)))
                 for notice in link.watch(events=True, interval_ns=int(self._interval_s * 1e9)):
                     self._tell(notice)
             finally:
@@ -102,11 +102,11 @@ class Feed:
                     self._link = None
 
     def _earlier(self, link: ControlLink) -> tuple[EventReading, ...]:
-        with suppress(VgpuError):  # a node of before there were any to ask for
+        with suppress(VgpuError):  # a node of an older release keeps no events
             return link.events(since_unix_s=time.time() - 3600)[-EARLIER_EVENTS:]
         return ()
 
     def _tell(self, notice: Notice) -> None:
-        for told in (notice.snapshot, notice.event):
-            if told is not None and not self._closed.is_set():
-                self._hear(told)
+        for news in (notice.snapshot, notice.event):
+            if news is not None and not self._closed.is_set():
+                self._take(news)

@@ -1,4 +1,4 @@
-"""What ``vgpuctl top`` knows: readings in, rows out. No clock, socket or terminal in here.
+"""The model of ``vgpuctl top``: readings in, rows out. It uses no clock, socket or terminal.
 
 A row is found by the id of its vGPU, never by its place, so that sorting and selection survive every update.
 """
@@ -35,7 +35,7 @@ class History:
 
     def _put(self, at_unix_s: float, value: float, count: int) -> None:
         second = int(at_unix_s)
-        if self._seconds and second <= self._seconds[-1][0]:  # a clock that was set back counts as standing still
+        if self._seconds and second <= self._seconds[-1][0]:  # a clock that was set back counts as stopped
             last, total, seen = self._seconds.pop()
             second, value, count = last, total + value, seen + count
         self._seconds.append((second, value, count))
@@ -57,12 +57,12 @@ class History:
             if at < 0:
                 before = value / seen if seen else None
             elif at < count:
-                told = sums[at]
-                sums[at] = [value, seen] if told is None or not told[1] else [told[0] + value, told[1] + seen]
+                part = sums[at]
+                sums[at] = [value, seen] if part is None or not part[1] else [part[0] + value, part[1] + seen]
         cells: list[float | None] = []
-        for told in sums:
-            if told is not None:
-                before = told[0] / told[1] if told[1] else None
+        for part in sums:
+            if part is not None:
+                before = part[0] / part[1] if part[1] else None
             cells.append(before)
         return cells
 
@@ -95,8 +95,8 @@ ORDER_NAMES: Final = tuple(order.name for order in ORDERS)
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What a person has chosen to see. ``order``: one of ``ORDER_NAMES``. ``words``: all of them must occur in a row.
-    ``gpu``: this one's vGPUs alone. ``selected``, ``expanded``: ids of vGPUs."""
+    """The user's choice of what to see. ``order``: one of ``ORDER_NAMES``. ``words``: all of them must occur in a row.
+    ``gpu``: only this one's vGPUs. ``selected``, ``expanded``: ids of vGPUs."""
 
     order: str = "gpu"
     reverse: bool = False
@@ -164,8 +164,8 @@ class Remark:
 
 @dataclass(slots=True)
 class Model:
-    """Everything of a node that can be shown. ``shown``: the readings that are; while ``frozen`` they stay as they are,
-    and only histories go on. ``lost``: since when nobody answers, and why."""
+    """Everything of a node that can be shown. ``shown``: the readings that are shown; while ``frozen`` they do not
+    change, and only histories go on. ``lost``: since when the node does not answer, and why."""
 
     shown: Snapshot | None = None
     frozen: bool = False
@@ -190,9 +190,9 @@ class Model:
 
     def _forget(self) -> None:
         assert self._latest is not None
-        told = [self._latest] if self.shown is None else [self._latest, self.shown]
-        vgpus = {vgpu.vgpu_id for snapshot in told for vgpu in snapshot.vgpus}
-        gpus = {gpu.index for snapshot in told for gpu in snapshot.gpus}
+        snapshots = [self._latest] if self.shown is None else [self._latest, self.shown]
+        vgpus = {vgpu.vgpu_id for snapshot in snapshots for vgpu in snapshot.vgpus}
+        gpus = {gpu.index for snapshot in snapshots for gpu in snapshot.gpus}
         self.rates = {vgpu_id: rate for vgpu_id, rate in self.rates.items() if vgpu_id in vgpus}
         self.gpu_rates = {index: rate for index, rate in self.gpu_rates.items() if index in gpus}
         self._processes = {vgpu_id: known for vgpu_id, known in self._processes.items() if vgpu_id in vgpus}
@@ -203,14 +203,14 @@ class Model:
             self.shown = self._latest
 
     def lose(self, at_unix_s: float, reason: str) -> None:
-        """The node no longer answers. What was shown last stays, and says so."""
+        """The node no longer answers. The last readings stay on the screen, with a remark about that."""
         if self.lost is None:
             self.lost = Remark(at_unix_s, "node", reason)
             self.remarks.append(self.lost)
             for rate in (*self.rates.values(), *self.gpu_rates.values()):
                 rate.interrupt(at_unix_s)
 
-    def hear(self, event: EventReading) -> None:
+    def add_event(self, event: EventReading) -> None:
         named = f"{event.vgpu_id}: " if event.vgpu_id and event.vgpu_id not in event.text else ""
         self.remark(event.at_unix_s, event.kind, f"{named}{event.text}")
 
@@ -218,12 +218,12 @@ class Model:
         self.remarks.append(Remark(at_unix_s, kind, text))
 
     def know(self, processes: Iterable[ProcessReading]) -> None:
-        """Who is attached, to all vGPUs."""
-        told: dict[str, list[ProcessReading]] = {}
+        """Take the processes that are attached, of all vGPUs."""
+        found: dict[str, list[ProcessReading]] = {}
         for process in processes:
-            told.setdefault(process.vgpu_id, []).append(process)
+            found.setdefault(process.vgpu_id, []).append(process)
         self._processes = {
-            vgpu_id: tuple(sorted(attached, key=lambda one: (one.slot, one.pid))) for vgpu_id, attached in told.items()
+            vgpu_id: tuple(sorted(attached, key=lambda one: (one.slot, one.pid))) for vgpu_id, attached in found.items()
         }
 
     @property

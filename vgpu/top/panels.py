@@ -1,4 +1,4 @@
-"""What stands above and below the table: the node, its GPUs, what has happened."""
+"""The lines above and below the table: the node, its GPUs, what has happened."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TALL: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """What a node says of itself when it is met. ``started_unix_s``: by its uptime then."""
+    """What a node reports of itself when it first answers. ``started_unix_s``: by its uptime then."""
 
     host: str
     pid: int
@@ -32,25 +32,25 @@ class NodeFacts:
 def node_line(
     node: NodeFacts, model: Model, choice: Choice, interval_s: float, now_unix_s: float, width: int, glyphs: Glyphs
 ) -> Line:
-    """Who is shown, and how current that is."""
+    """The node that is shown, and how current its readings are."""
     shown = model.shown
-    told: list[tuple[int, Line]] = [(9, (Span(" vgpuctl top", "title"),)), (5, (Span(node.host),))]
+    parts: list[tuple[int, Line]] = [(9, (Span(" vgpuctl top", "title"),)), (5, (Span(node.host),))]
     if node.simulated:
-        told.append((8, (Span(" SIMULATED ", "badge"),)))
+        parts.append((8, (Span(" SIMULATED ", "badge"),)))
     if model.lost is not None:
-        told.append((9, (Span(f" NO ANSWER for {max(0, now_unix_s - model.lost.at_unix_s):.0f} s ", "alarm"),)))
+        parts.append((9, (Span(f" NO ANSWER for {max(0, now_unix_s - model.lost.at_unix_s):.0f} s ", "alarm"),)))
     elif model.frozen:
-        told.append((9, (Span(" PAUSED ", "alarm"),)))
+        parts.append((9, (Span(" PAUSED ", "alarm"),)))
     if shown is not None:
         programs = sum(vgpu.processes for vgpu in shown.vgpus)
-        told.append((4, (Span(f"{counted(len(shown.vgpus), 'vGPU')}, {counted(programs, 'program')}"),)))
-    told.append((3, (Span(f"up {format_duration(whole_seconds_ns(now_unix_s - node.started_unix_s))}", "dim"),)))
+        parts.append((4, (Span(f"{counted(len(shown.vgpus), 'vGPU')}, {counted(programs, 'program')}"),)))
+    parts.append((3, (Span(f"up {format_duration(whole_seconds_ns(now_unix_s - node.started_unix_s))}", "dim"),)))
     if choice.words or choice.gpu is not None:
         only = " ".join(filter(None, (f"GPU {choice.gpu}" if choice.gpu is not None else "", choice.words)))
-        told.append((7, (Span(f"only: {only}", "warn"),)))
+        parts.append((7, (Span(f"only: {only}", "warn"),)))
     clock = time.strftime("%H:%M:%S", time.localtime(now_unix_s if shown is None else shown.at_unix_s))
     right = (Span(f"every {interval_s:g} s  ", "dim"), Span(f"{clock} "))
-    line = fitting(told, width - width_of(right) - 1)
+    line = fitting(parts, width - width_of(right) - 1)
     return (*line, Span(" " * max(1, width - width_of(line) - width_of(right))), *right)
 
 
@@ -73,7 +73,7 @@ def gpu_lines(
 
 def _tall(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> list[Line]:
     name = gpu.name if not gpu.simulated or "sim" in gpu.name.lower() else f"{gpu.name} (simulated)"
-    told: list[tuple[int, Line]] = [
+    parts: list[tuple[int, Line]] = [
         (9, (Span(f" GPU {gpu.index}", "title"),)),
         (6, (Span(name),)),
         (5, (_mode(gpu),)),
@@ -82,8 +82,8 @@ def _tall(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: 
     ]
     if gpu.outside:
         used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
-        told.append((7, (Span(f"{counted(len(gpu.outside), 'program')} in no vGPU: {used}", "bad"),)))
-    told.append((3, (Span(sensors(gpu), "dim"),)))
+        parts.append((7, (Span(f"{counted(len(gpu.outside), 'program')} in no vGPU: {used}", "bad"),)))
+    parts.append((3, (Span(sensors(gpu), "dim"),)))
     bars = _bars(gpu, width - 2, glyphs)
     said = "open token" if gpu.open_ended else f"{token_rate(gpu)} tokens/s"
     room = width - 1 - TOKENS_WIDTH - 4 - len(_LAST)
@@ -93,7 +93,7 @@ def _tall(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: 
         width,
         glyphs,
     )
-    return [fitting(told, width), (Span(" "), *bars), history]
+    return [fitting(parts, width), (Span(" "), *bars), history]
 
 
 TOKENS_WIDTH: Final = 15
@@ -112,28 +112,28 @@ def _state(gpu: GpuStatus) -> Line:
 
 
 def sensors(gpu: GpuStatus) -> str:
-    """What the card's own instruments say, as far as they do."""
-    told = [
+    """The readings of the card's own sensors, as far as it has them."""
+    parts = [
         f"{gpu.utilization_ratio * 100:.0f} % utilised" if gpu.utilization_ratio is not None else "",
         f"{gpu.power_w:.0f} W" if gpu.power_w is not None else "",
         f"{gpu.temperature_c:.0f} °C" if gpu.temperature_c is not None else "",
         f"{gpu.sm_clock_mhz:.0f} MHz" if gpu.sm_clock_mhz is not None else "",
     ]
-    return "  ".join(filter(None, told)) or "utilisation, power: not told"
+    return "  ".join(filter(None, parts)) or "utilisation, power: not reported"
 
 
 def _bars(gpu: GpuStatus, width: int, glyphs: Glyphs) -> Line:
     """Held, busy, memory: three bars of one length."""
     part = gpu.used_memory_bytes / gpu.total_memory_bytes if gpu.total_memory_bytes else 0.0
-    told = (
+    parts = (
         ("held", gpu.held_ratio, "held", f"{gpu.held_ratio * 100:5.1f} %"),
         ("busy", gpu.busy_ratio, "busy", f"{gpu.busy_ratio * 100:5.1f} %"),
         ("mem", part, "memory", f"{memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes):>13}"),
     )
-    texts = sum(len(name) + 2 + len(text) for name, _, _, text in told) + 2 * (len(told) - 1)
-    length = max(0, (width - texts) // len(told))
+    texts = sum(len(name) + 2 + len(text) for name, _, _, text in parts) + 2 * (len(parts) - 1)
+    length = max(0, (width - texts) // len(parts))
     spans: list[Span] = []
-    for name, ratio, style, text in told:
+    for name, ratio, style, text in parts:
         spans += [Span("  ")] if spans else []
         spans += [Span(f"{name} ", "dim"), *bar(ratio, length, style, glyphs), Span(f" {text}")]
     return cut(spans, width, glyphs)
@@ -142,21 +142,21 @@ def _bars(gpu: GpuStatus, width: int, glyphs: Glyphs) -> Line:
 def _flat(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> Line:
     rate_text = "open" if gpu.open_ended else f"{token_rate(gpu)}/s"
     used = memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes)
-    told: list[tuple[int, Line]] = [(9, (Span(f" GPU {gpu.index}", "title"),)), (4, (_mode(gpu),))]
+    parts: list[tuple[int, Line]] = [(9, (Span(f" GPU {gpu.index}", "title"),)), (4, (_mode(gpu),))]
     if gpu.state != "serving":
-        told.append((8, _state(gpu)))
+        parts.append((8, _state(gpu)))
     if width < 100:
-        told += [
+        parts += [
             (7, (Span(f"{rate_text:>7}"),)),
             (6, (Span("held ", "dim"), Span(f"{gpu.held_ratio * 100:3.0f} %"))),
             (5, (Span("busy ", "dim"), Span(f"{gpu.busy_ratio * 100:3.0f} %"))),
             (5, (Span("mem ", "dim"), Span(used))),
         ]
-        return fitting(told, width)
-    told.append((7, (Span("tokens ", "dim"), Span(f"{rate_text:>8}"))))
+        return fitting(parts, width)
+    parts.append((7, (Span("tokens ", "dim"), Span(f"{rate_text:>8}"))))
     if width >= 140:
-        told.append((4, (Span(spark(rate.cells(20, now_unix_s), glyphs), "spark"),)))
-    left = fitting(told, width)
+        parts.append((4, (Span(spark(rate.cells(20, now_unix_s), glyphs), "spark"),)))
+    left = fitting(parts, width)
     return cut((*left, Span("  "), *_bars(gpu, width - width_of(left) - 2, glyphs)), width, glyphs)
 
 

@@ -44,7 +44,7 @@ VGPUS: Final = (
 
 
 def print_snapshot(snapshot: Snapshot, host: str) -> None:
-    """A line that says when and of what, a table of GPUs, one of vGPUs."""
+    """A line with the time and the node, a table of GPUs, and one of vGPUs."""
     at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(snapshot.at_unix_s))
     kind = "simulated GPU" if any(gpu.simulated for gpu in snapshot.gpus) else "GPU"
     programs = sum(vgpu.processes for vgpu in snapshot.vgpus)
@@ -57,7 +57,7 @@ def print_snapshot(snapshot: Snapshot, host: str) -> None:
 
 
 def gpu_row(gpu: GpuStatus) -> Row:
-    """A row of ``GPUS``. What the card does not tell is empty."""
+    """A row of ``GPUS``. A cell is empty if the card does not report its value."""
     return (
         tables.gpu_label(gpu.index, gpu.simulated),
         gpu.name,

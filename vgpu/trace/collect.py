@@ -15,8 +15,8 @@ LOOK_S = 0.1
 
 
 class Collector:
-    """The recording of one GPU, from ``link``. ``error``: why it ended early, if it did. ``work`` False: leases and
-    waits alone."""
+    """The recording of one GPU, from ``link``. ``error``: why it ended early, if it did. ``work`` False: only leases
+    and waits."""
 
     def __init__(self, link: ControlLink, gpu: str, duration_ns: int, *, work: bool = True) -> None:
         self.recording: Recording | None = None
@@ -52,8 +52,8 @@ class Collector:
 def collect(
     gpus: Sequence[str], duration_ns: int, show: Callable[[float], None], control_socket: Path | None = None
 ) -> tuple[list[Recording], dict[str, VgpuError]]:
-    """What happens on ``gpus`` for ``duration_ns``, and by GPU why a recording ended early or is not there. Ctrl-C ends
-    it; ``show`` is told the seconds that have passed. ``control_socket``: by default of the environment's node.
+    """Recordings of ``gpus`` for ``duration_ns``, and by GPU why a recording ended early or is not there. Ctrl-C ends
+    it. ``show`` is called with the seconds that have passed. ``control_socket``: by default of the environment's node.
 
     ``VgpuError``: nothing at all was recorded.
     """

@@ -1,4 +1,4 @@
-"""The timeline of a recording as a picture: who held a lease when, and what the GPU did meanwhile. Draws with
+"""The timeline of a recording as a picture: which vGPU held a lease when, and what the GPU did meanwhile. It needs
 matplotlib, which is optional (``pip install "st-vgpu[plot]"``): nothing else imports this module."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vgpu.trace.recording import Recording
 from vgpu.trace.spans import HandOver, Span, activity, hand_overs
 
 COLOURS: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Okabe and Ito's, which everybody can tell apart."""
+"""The palette of Okabe and Ito, which colour-blind people can distinguish, too."""
 SEVERAL: Final = "#777777"
 GAP: Final = "#C00000"
 WAIT: Final = "#9A9A9A"
@@ -70,26 +70,26 @@ def _scene(recording: Recording) -> _Scene:
 
 
 def title(recording: Recording, vgpus: Sequence[str]) -> str:
-    """What is to be seen: the GPU, its vGPUs and what they were promised."""
+    """The subject of the picture: the GPU, its vGPUs and what they were promised."""
     gpu = recording.gpu
     simulated = " (simulated: no figure counts)" if gpu.simulated else ""
-    shares = ", ".join(f"{recording.label(v)} {recording.share(v)}" for v in vgpus) or "nobody had a lease"
+    shares = ", ".join(f"{recording.label(v)} {recording.share(v)}" for v in vgpus) or "no vGPU had a lease"
     return f"GPU {gpu.index}, {gpu.name}{simulated}, {gpu.mode} mode: {shares}"
 
 
 def summary(recording: Recording, vgpus: Sequence[str], passed: Sequence[HandOver], spans: Sequence[Span]) -> str:
     """The recording in figures."""
-    told = [f"{recording.length_ns / 1e9:.3g} s"]
-    told += [f"{recording.label(v)} held {100 * recording.held_ratio(v):.1f} %" for v in vgpus]
+    figures = [f"{recording.length_ns / 1e9:.3g} s"]
+    figures += [f"{recording.label(v)} held {100 * recording.held_ratio(v):.1f} %" for v in vgpus]
     if spans and recording.length_ns:
         busy_ns = sum(min(s.end_ns, recording.end_ns) - max(s.begin_ns, recording.begin_ns) for s in spans)
-        told.append(f"GPU had work {100 * busy_ns / recording.length_ns:.1f} %")
+        figures.append(f"GPU had work {100 * busy_ns / recording.length_ns:.1f} %")
     if passed:
         gap_us = statistics.median(one.gap_ns for one in passed) / 1e3
-        told.append(f"{len(passed)} hand-overs, gap {gap_us:.0f} µs (median)")
+        figures.append(f"{len(passed)} hand-overs, gap {gap_us:.0f} µs (median)")
     if recording.lost:
-        told.append(f"{recording.lost} events lost")
-    return ", ".join(told)
+        figures.append(f"{recording.lost} events lost")
+    return ", ".join(figures)
 
 
 def _rows(

@@ -1,4 +1,4 @@
-"""What was recorded of one GPU, put together from the chunks that its server told. Pure.
+"""The recording of one GPU, from the chunks that its server has sent. Pure.
 
 Times are nanoseconds of CLOCK_MONOTONIC, the same for all GPUs of a node.
 """
@@ -63,7 +63,7 @@ class Recording:
                 self.lost += 1
 
     def chunk(self) -> TraceChunk:
-        """All of it, as a server would tell it in one chunk: to be kept, and read again."""
+        """All of it as one chunk, like those of a server, to be stored and read again."""
         intervals: list[TraceRecord] = [*self.leases, *self.waits, *self.busy]
         return TraceChunk(
             gpu=self.gpu,
@@ -77,7 +77,7 @@ class Recording:
         )
 
     def close(self) -> None:
-        """No chunk comes any more, whether or not it is whole."""
+        """Call it when no chunk comes any more, whether or not the recording is whole."""
         for record in self.under_way:
             self._sort_in(record)
         self.under_way = ()

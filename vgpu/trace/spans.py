@@ -1,8 +1,8 @@
-"""What follows from a recording: when the GPU worked for whom, passed from one to another, was idle. Pure.
+"""What follows from a recording: when the GPU worked for which vGPU, passed to another one, or was idle. Pure.
 
-In turns the GPU does one process's work after another's. What a process says of its own begins when it was submitted,
-though; so where two claim the same time it was still the first one's. Under shared leases the GPU's time slicing runs
-several side by side, and which of them had a slice is not known.
+Under exclusive leases the GPU does one process's work after another's. But a process reports its work from the time of
+its submission. So if two processes claim the same time, the GPU was still at work for the first one. Under shared
+leases the GPU's time slicing runs several side by side, and it is not known which of them had a slice.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vgpu.trace.recording import Recording
 TOUCH_NS: Final = 1_000
 """Intervals closer than that are one."""
 IDLE_LEAST_NS: Final = 20_000
-"""Shorter gaps are the host's time between two launches, and nobody sees them all."""
+"""Shorter gaps are the host's time between two launches, and a recording does not contain all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,9 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class HandOver:
-    """``taker`` had waited for the GPU, and went after ``giver``. From ``begin_ns``, the end of the giver's work, to
-    ``end_ns``, the beginning of the taker's: as far as they know it. ``epoch``: of the taker's lease, with GO at
-    ``go_ns``; the giver's drained at ``drained_ns``."""
+    """``taker`` had waited for the GPU, and followed ``giver``. It lasts from ``begin_ns``, the end of the giver's
+    work, to ``end_ns``, the beginning of the taker's, as far as the two know these. ``epoch``: of the taker's lease,
+    with GO at ``go_ns``; the giver's drained at ``drained_ns``."""
 
     giver: str
     taker: str
@@ -69,7 +69,7 @@ def busy_of(recording: Recording) -> dict[str, list[tuple[int, int]]]:
 
 
 def activity(recording: Recording) -> list[Span]:
-    """When the GPU worked, and for whom: in order, without overlaps."""
+    """When the GPU worked, and for which vGPUs: in order, without overlaps."""
     busy = busy_of(recording)
     if recording.gpu.mode == "spatial" or any(lease.shared for lease in recording.leases):
         return _side_by_side(busy)
@@ -142,8 +142,8 @@ def _hand_over(
 
 
 def idle_in(recording: Recording, vgpu_id: str) -> list[tuple[int, int]]:
-    """When ``vgpu_id`` held a lease and had nothing on the GPU, as far as its processes told; gaps of less than 20 µs
-    are left out. Nothing, if none of them told anything."""
+    """When ``vgpu_id`` held a lease and had nothing on the GPU, by the reports of its processes. Gaps of less than
+    20 µs are left out. Empty if none of them reported anything."""
     busy = busy_of(recording).get(vgpu_id)
     if busy is None:
         return []

@@ -1,4 +1,4 @@
-"""What a reader of the figures has to know about where they come from."""
+"""The origin of the figures: facts that a reader has to know."""
 
 from __future__ import annotations
 

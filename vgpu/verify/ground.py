@@ -1,4 +1,4 @@
-"""Where everything is measured: a node of its own, one of its GPUs, and vGPUs on it that come and go."""
+"""The test bed of all measurements: a node of its own, one of its GPUs, and vGPUs on it that come and go."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vgpu.choices import LeaseChoice
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import GpuStatus, OutsideProcess, VgpuStatus
 from vgpu.spec import VgpuSpec
-from vgpu.stage.program import Told, Workload, run_workload
+from vgpu.stage.program import Workload, WorkloadReport, run_workload
 from vgpu.units import GIB, MIB
 
 MEMORY_BYTES: Final = 2 * GIB
@@ -32,12 +32,12 @@ def memory_bytes(gpu: GpuStatus) -> int:
 
 @dataclass(slots=True)
 class Ground:
-    """``others``: programs that were on the GPU and are none of ours, by pid."""
+    """``others``: programs of others that were on the GPU, by pid."""
 
     control_socket: Path
     gpu: GpuStatus
     others: dict[int, OutsideProcess] = field(default_factory=dict)
-    programs: list[Told] = field(default_factory=list)
+    programs: list[WorkloadReport] = field(default_factory=list)
     """Ours, and those that have ended."""
 
     @classmethod
@@ -60,32 +60,32 @@ class Ground:
         return await trio.to_thread.run_sync(asked)
 
     async def note_others(self) -> None:
-        """Who else is on the GPU now."""
+        """Note the programs of others that are on the GPU now."""
         index = self.gpu.index
         (gpu,) = [gpu for gpu in await self.ask(lambda node: node.gpus()) if gpu.index == index]
         self.gpu = gpu
-        ours = {told.pid for told in self.programs}
+        ours = {report.pid for report in self.programs}
         self.others |= {process.pid: process for process in gpu.outside if process.pid not in ours}
 
-    def told(self) -> Told:
-        """For one more program of ours."""
-        self.programs.append(Told())
+    def new_report(self) -> WorkloadReport:
+        """The report of one more program of ours."""
+        self.programs.append(WorkloadReport())
         return self.programs[-1]
 
     async def start(
         self, nursery: trio.Nursery, workloads: Sequence[Workload], environments: Sequence[Mapping[str, str]]
-    ) -> list[tuple[Told, trio.Process]]:
-        """The programs, once all of them have said that they are ready."""
-        told = [self.told() for _ in workloads]
+    ) -> list[tuple[WorkloadReport, trio.Process]]:
+        """Start the programs. Returns once all of them have reported that they are ready."""
+        reports = [self.new_report() for _ in workloads]
         started: dict[int, trio.Process] = {}
 
         async def one(i: int) -> None:
-            started[i] = await nursery.start(run_workload, workloads[i], environments[i], told[i], lambda: None)
+            started[i] = await nursery.start(run_workload, workloads[i], environments[i], reports[i], lambda: None)
 
         async with trio.open_nursery() as starting:
             for i in range(len(workloads)):
                 starting.start_soon(one, i)
-        return [(told[i], started[i]) for i in range(len(workloads))]
+        return [(reports[i], started[i]) for i in range(len(workloads))]
 
     @asynccontextmanager
     async def vgpus(
@@ -113,13 +113,13 @@ class Ground:
                 await self.ask(lambda node: [node.remove(vgpu.vgpu_id, force=True) for vgpu in made])
 
     async def readings(self, vgpus: Sequence[VgpuStatus]) -> list[VgpuStatus]:
-        """How they are now."""
+        """The status of these vGPUs now."""
         now = {vgpu.vgpu_id: vgpu for vgpu in await self.ask(lambda node: node.list())}
         return [now[vgpu.vgpu_id] for vgpu in vgpus]
 
 
 async def eventually(look: Callable[[], bool], within_s: float) -> bool:
-    """Whether ``look`` was true at last."""
+    """Poll ``look`` until it is true. Returns whether it was true at last."""
     with trio.move_on_after(within_s):
         while True:
             if look():

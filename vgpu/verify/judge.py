@@ -1,8 +1,8 @@
 """Measurements in, checks out: what was promised, what was measured, whether that is the same. Pure.
 
 A check holds if each of its quantities does. Its control is the same judgement over the same measurement without what
-keeps the promise: no limits, turns in place of shared leases, a holder that is stopped instead of killed, a gate with a
-delay in it. It has to fail; a check whose control holds has shown nothing.
+keeps the promise: no limits, exclusive leases instead of shared ones, a holder that is stopped instead of killed, a
+gate with a delay in it. The control has to fail. If it holds, the check has shown nothing.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ KILL: Final = "kill-recovery"
 LAUNCH: Final = "launch-overhead"
 SMS: Final = "sm-count"
 NAMES: Final = (*ALONE, *TOGETHER, LIGHT, MEMORY, KILL, LAUNCH, SMS)
-"""All checks, in the order in which they are made and told."""
+"""All checks, in the order in which they are made and reported."""
 LEFT_OUT_IF_QUICK: Final = ("share-10-30-60",)
 """What a pair shows, three show again."""
 
@@ -324,7 +324,7 @@ def _launches(run: LaunchRun, delayed: LaunchRun, allowed: Tolerances) -> Check:
 
 
 def _launches_judged(run: LaunchRun, allowed: Tolerances) -> Judged:
-    """By the fastest tenth of the turns: whoever else wants the host's cores can only make one longer."""
+    """By the fastest tenth of the turns. Other programs on the host's cores can only make a turn longer."""
     direct = _fast(run.direct_ns)
     added = _fast(run.gated_ns) - direct
     quantities = (

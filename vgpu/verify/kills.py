@@ -1,4 +1,4 @@
-"""A holder that ends in mid-lease, beside a neighbour that wants the GPU, too: what the neighbour notices."""
+"""A holder that ends in mid-lease, beside a neighbour that also wants the GPU: the effects on the neighbour."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import VgpuStatus
 from vgpu.protocol.trace import LeaseRecord
-from vgpu.stage.program import Told, Workload, environment_of
+from vgpu.stage.program import Workload, WorkloadReport, environment_of
 from vgpu.trace.collect import Collector
 from vgpu.trace.recording import Recording
 from vgpu.verify.ground import Ground, eventually
@@ -23,7 +23,7 @@ from vgpu.verify.measured import Ending
 HOLDER_PERCENT: Final = 90.0
 """Whenever it is ended, it most likely holds a lease."""
 NEIGHBOUR_PERCENT: Final = 10.0
-"""Beyond which it may take what is idle: else it might wait for its own limit, and not for the lease."""
+"""Beyond this it may take what is idle. Otherwise it might wait for its own limit, and not for the lease."""
 HELD_BYTES: Final = 256 << 20
 """What the holder has allocated besides its context."""
 _LONGEST_NS: Final = 120 * 10**9
@@ -31,14 +31,14 @@ _IN_VAIN: Final = 3
 """So many more may be ended, in place of those that held no lease."""
 _POLL_S: Final = 0.01
 _SETTLED_S: Final = 0.3
-"""Before the end: both have had several leases, and their contexts are in the books."""
-_TOLD_S: Final = 5.0
-"""A recording tells what has happened within a second."""
+"""Before the end: both have had several leases, and their contexts are charged."""
+_RECORDED_S: Final = 5.0
+"""A recording has each event within a second."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """An end as it was seen from outside; what happened to the lease, the recording says later."""
+    """An end as it was seen from outside. The recording shows later what happened to the lease."""
 
     at_ns: int
     held_bytes: int
@@ -51,8 +51,8 @@ class _Seen:
 async def endings(
     ground: Ground, count: int, number: signal.Signals, patience_s: float, *, limited: bool
 ) -> list[Ending]:
-    """``count`` holders, one after the other, ended by signal ``number``; who held no lease at that moment does not
-    count. Within ``patience_s`` everything has to be back.
+    """``count`` holders, one after the other, ended by signal ``number``. A holder without a lease at that moment does
+    not count. Within ``patience_s`` the lease and the memory have to be back.
 
     ``VgpuError``: hardly any held one, or a program failed.
     """
@@ -80,13 +80,15 @@ async def _ended(
     holder, neighbour = (environment_of(vgpu, limited=limited) for vgpu in vgpus)
     found: list[Ending] = []
     async with trio.open_nursery() as nursery:
-        [(told, beside)] = await ground.start(nursery, [Workload(_LONGEST_NS / 1e9, report_every_s=0.05)], [neighbour])
+        [(report, beside)] = await ground.start(
+            nursery, [Workload(_LONGEST_NS / 1e9, report_every_s=0.05)], [neighbour]
+        )
         for _ in range(count + _IN_VAIN):
             workload = Workload(_LONGEST_NS / 1e9, hold_bytes=HELD_BYTES)
             [(_, process)] = await ground.start(nursery, [workload], [holder])
             await trio.sleep(_SETTLED_S)
-            seen = await _end(ground, vgpus, process, told, number, patience_s)
-            recording = await _told_until(collector, seen.at_ns + int(_SETTLED_S * 1e9))
+            seen = await _end(ground, vgpus, process, report, number, patience_s)
+            recording = await _recorded_until(collector, seen.at_ns + int(_SETTLED_S * 1e9))
             leases = [*recording.leases, *(one for one in recording.under_way if isinstance(one, LeaseRecord))]
             ending = _ending(seen, leases, *(vgpu.vgpu_id for vgpu in vgpus))
             process.kill()  # one that is only stopped
@@ -104,7 +106,7 @@ async def _end(
     ground: Ground,
     vgpus: Sequence[VgpuStatus],
     process: trio.Process,
-    told: Told,
+    report: WorkloadReport,
     number: signal.Signals,
     patience_s: float,
 ) -> _Seen:
@@ -124,29 +126,29 @@ async def _end(
                 gone_ns = time.monotonic_ns() - at_ns
                 break
             await trio.sleep(_POLL_S)
-    worked = _work_after(told, at_ns)
-    await eventually(lambda: _work_after(told, at_ns) > worked, patience_s)
+    worked = _work_after(report, at_ns)
+    await eventually(lambda: _work_after(report, at_ns) > worked, patience_s)
     return _Seen(
         at_ns=at_ns,
         held_bytes=before[0].memory_used_bytes,
         kept_bytes=after[0].memory_used_bytes,
         gone_ns=gone_ns,
         neighbour_bytes=(before[1].memory_used_bytes, after[1].memory_used_bytes),
-        neighbour_work=_work_after(told, at_ns),
+        neighbour_work=_work_after(report, at_ns),
     )
 
 
-def _work_after(told: Told, at_ns: int) -> float:
-    """What the program has finished since its first report after ``at_ns``."""
-    since = [sample.work for sample in told.series.samples if sample.at_ns > at_ns]
+def _work_after(report: WorkloadReport, at_ns: int) -> float:
+    """The work that the program has finished since its first report after ``at_ns``."""
+    since = [sample.work for sample in report.series.samples if sample.at_ns > at_ns]
     return since[-1] - since[0] if since else 0.0
 
 
-async def _told_until(collector: Collector, until_ns: int) -> Recording:
-    def told() -> bool:
+async def _recorded_until(collector: Collector, until_ns: int) -> Recording:
+    def recorded() -> bool:
         return collector.recording is not None and collector.recording.end_ns >= until_ns
 
-    await eventually(told, _TOLD_S)
+    await eventually(recorded, _RECORDED_S)
     if collector.recording is None:
         raise collector.error or VgpuError(ErrorCode.INTERNAL, "the GPU Server recorded nothing")
     return collector.recording

@@ -8,12 +8,12 @@ from typing import Final
 import trio
 
 from vgpu.choices import LeaseChoice
-from vgpu.stage.program import Told, Workload, begin, environment_of
+from vgpu.stage.program import Workload, WorkloadReport, begin, environment_of
 from vgpu.verify.ground import Ground
 from vgpu.verify.plan import Lengths
 
 PERCENTS: Final = (30.0, 31.0, 32.0)
-"""Each needs the GPU for a third of its time, so by turns two of three would wait."""
+"""Each needs the GPU for a third of its time, so under exclusive leases two of three would wait."""
 HOST_MS: Final = 1.0
 _HEAD_START_NS: Final = 30_000_000
 _REPORT_EVERY_S: Final = 0.05
@@ -31,10 +31,10 @@ async def requests_per_s(ground: Ground, lengths: Lengths, *, lease: LeaseChoice
         for _, process in started:
             await begin(process, begin_ns)
     start_ns = begin_ns + lengths.warm_up_ns
-    return sum(_rate(told, start_ns, start_ns + lengths.control_ns) for told, _ in started)
+    return sum(_rate(report, start_ns, start_ns + lengths.control_ns) for report, _ in started)
 
 
-def _rate(told: Told, start_ns: int, end_ns: int) -> float:
+def _rate(report: WorkloadReport, start_ns: int, end_ns: int) -> float:
     """Kernels a second. Each program has calibrated its kernel by itself, so their work differs a little."""
-    worth = float(told.result["work"]) / max(1, int(told.result["kernels"]))
-    return told.series.rate(start_ns, end_ns) / worth
+    worth = float(report.result["work"]) / max(1, int(report.result["kernels"]))
+    return report.series.rate(start_ns, end_ns) / worth

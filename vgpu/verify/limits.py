@@ -1,4 +1,4 @@
-"""Single programs that try a limit out: memory, what a launch costs, how many SMs they have."""
+"""Single programs that test a limit: memory, the cost of a launch, the number of SMs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import trio
 from client_hook import interpreter
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import ProcessReading, VgpuStatus
-from vgpu.stage.program import Told, environment_of, run_program
+from vgpu.stage.program import WorkloadReport, environment_of, run_program
 from vgpu.verify.ground import Ground
 from vgpu.verify.judge import SM_PERCENTS
 from vgpu.verify.measured import LaunchRun, MemoryRun, SmRun
@@ -29,10 +29,10 @@ def _probe(name: str, *options: str) -> list[str]:
     return interpreter.command("vgpu.workload.probes", name, *options)
 
 
-async def _result(ground: Ground, command: list[str], environment: Mapping[str, str]) -> Told:
-    told = ground.told()
-    await run_program(command, environment, told, lambda: None)
-    return told
+async def _result(ground: Ground, command: list[str], environment: Mapping[str, str]) -> WorkloadReport:
+    report = ground.new_report()
+    await run_program(command, environment, report, lambda: None)
+    return report
 
 
 async def memory_run(ground: Ground, *, limited: bool) -> MemoryRun:
@@ -62,12 +62,12 @@ async def launch_run(ground: Ground, seconds: float, planted_ns: int, *, limited
 
 
 @asynccontextmanager
-async def _idle(ground: Ground, environment: Mapping[str, str]) -> AsyncIterator[Told]:
+async def _idle(ground: Ground, environment: Mapping[str, str]) -> AsyncIterator[WorkloadReport]:
     """A program that has a context, and does nothing until the end."""
-    told = ground.told()
+    report = ground.new_report()
     async with trio.open_nursery() as nursery:
-        process = await nursery.start(run_program, _probe("idle"), environment, told, lambda: None)
-        yield told
+        process = await nursery.start(run_program, _probe("idle"), environment, report, lambda: None)
+        yield report
         await process.stdin.aclose()
 
 
@@ -101,11 +101,11 @@ async def _into_spatial_mode(ground: Ground) -> None:
 
 
 async def _with_sms(ground: Ground, vgpu: VgpuStatus) -> ProcessReading:
-    """The vGPU's one process, once its hook has told what its driver says."""
+    """The vGPU's one process, once its hook has reported the SMs that the driver states."""
     with trio.move_on_after(_SMS_KNOWN_S):
         while True:
             found = (await ground.ask(lambda node: node.processes(vgpu.vgpu_id))).processes
             if found and found[0].sm_count:
                 return found[0]
             await trio.sleep(_POLL_S)
-    raise VgpuError(ErrorCode.TIMEOUT, f"the driver did not tell the SMs of a program within {_SMS_KNOWN_S:g} s")
+    raise VgpuError(ErrorCode.TIMEOUT, f"the driver did not report the SMs of a program within {_SMS_KNOWN_S:g} s")

@@ -1,4 +1,4 @@
-"""What was measured, before anybody judges it. Times are ns. Pure."""
+"""The measurements, before they are judged. Times are ns. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vgpu.stage.measure import shares
 Interval = tuple[int, int]
 
 BIN_NS: Final = 250_000_000
-"""A point of a time series: a few rounds of turns, so that it shows shares and not single leases."""
+"""A point of a time series: a few rounds of leases, so that it shows shares and not single leases."""
 
 
 def stamped_ratio(intervals: Sequence[Interval], begin_ns: int, end_ns: int) -> float:

@@ -68,7 +68,7 @@ class Outcome:
         ]
 
     def sentences(self) -> list[str]:
-        """What the table comes to, and what has to be known beside it."""
+        """The result of the table, and what a reader has to know besides."""
         return [*self._remarks(), self.headline()]
 
     def headline(self) -> str:

@@ -21,7 +21,7 @@ class Lengths:
     """How long each measurement takes.
 
     Before the window, clocks rise, caches fill, and buckets that were full are used up. After it programs run on, so
-    that nobody is measured alone at its end.
+    that no program is measured alone at its end.
     """
 
     warm_up_ns: int

@@ -93,7 +93,7 @@ def _scale(low: float, high: float, begin: float, end: float, value: float) -> f
 
 
 def bars(evidence: Evidence, tolerance: float) -> tuple[Plot, list[Bar]]:
-    """Every program of every share: by GPU time alone, by work in company."""
+    """Every program of every share: by GPU time if it ran alone, by work if it ran beside others."""
     step, left = 26, 118.0
     right = float(WIDTH - 52)
 
@@ -158,7 +158,7 @@ def _polyline(points: Iterable[tuple[float, float]]) -> str:
 
 
 def strips(name: str, run: ShareRun, length_ns: int) -> tuple[Plot, list[Strip]]:
-    """Kernel by kernel, which program the GPU worked for."""
+    """The program that the GPU worked for, kernel by kernel."""
     step, right = 30, float(WIDTH - _RIGHT)
     bottom = _TOP + step * len(run.programs)
 

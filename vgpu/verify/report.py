@@ -15,8 +15,8 @@ from vgpu.verify.outcome import Outcome, control_in_words
 from vgpu.verify.shares import PICTURE_NS
 from vgpu.verify.tolerances import What, tolerances
 
-TOLD_PAIR: Final = "share-30-70"
-"""Whose course is drawn."""
+DRAWN_PAIR: Final = "share-30-70"
+"""The check with a picture of its course."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ def _drawn(evidence: Evidence, ratio: float, lease_back_ns: float) -> dict[str, 
     made: dict[str, Any] = {}
     if evidence.shares:
         made["bars"] = plots.bars(evidence, ratio)
-    if TOLD_PAIR in evidence.shares:
-        run, without = evidence.shares[TOLD_PAIR], evidence.unlimited_shares[TOLD_PAIR]
-        made["series"] = plots.series(TOLD_PAIR, run)
-        made["series_without"] = plots.series(TOLD_PAIR, without)
-        made["strips"] = plots.strips(TOLD_PAIR, run, PICTURE_NS)
-        made["strips_without"] = plots.strips(TOLD_PAIR, without, PICTURE_NS)
+    if DRAWN_PAIR in evidence.shares:
+        run, without = evidence.shares[DRAWN_PAIR], evidence.unlimited_shares[DRAWN_PAIR]
+        made["series"] = plots.series(DRAWN_PAIR, run)
+        made["series_without"] = plots.series(DRAWN_PAIR, without)
+        made["strips"] = plots.strips(DRAWN_PAIR, run, PICTURE_NS)
+        made["strips_without"] = plots.strips(DRAWN_PAIR, without, PICTURE_NS)
     if evidence.killed:
         made["kills"] = plots.kills(evidence, lease_back_ns)
     if evidence.launches is not None and evidence.delayed_launches is not None:

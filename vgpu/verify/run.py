@@ -28,7 +28,7 @@ from vgpu.verify.shares import share_run
 _TICK_S: Final = 0.1
 
 Show = Callable[[str, float], None]
-"""Is told what is being done, and which part of the whole is over (0–1), a few times a second."""
+"""Called a few times a second, with the current step and the part of the whole that is over (0–1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class Findings:
 
 @dataclass(slots=True)
 class _Progress:
-    """What the clock says, held against what was estimated."""
+    """The time that has passed, compared with the estimate."""
 
     whole_s: float
     before_s: float = 0.0
@@ -63,7 +63,7 @@ class _Progress:
 
 
 async def examine(plan: Plan, show: Show) -> Findings:
-    """Carries ``plan`` out on a node of its own. A check whose measurement fails is told in the evidence.
+    """Carries ``plan`` out on a node of its own. If a measurement fails, the evidence has its reason.
 
     ``VgpuError`` if there is no node. Cancelled, it ends everything it has started.
     """
@@ -116,8 +116,8 @@ class _Bench:
             error = cause_of(raised)
             if not isinstance(error, VgpuError):
                 raise
-            told = self.evidence.not_checked if error.code is ErrorCode.MODE else self.evidence.failed
-            told[name] = error.message
+            into = self.evidence.not_checked if error.code is ErrorCode.MODE else self.evidence.failed
+            into[name] = error.message
 
     async def _alone(self, name: str) -> None:
         lengths, ground = self.plan.lengths, self.ground

@@ -11,13 +11,13 @@ import trio
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import VgpuStatus
 from vgpu.stage.measure import Sample, Series
-from vgpu.stage.program import Told, Workload, begin, environment_of
+from vgpu.stage.program import Workload, WorkloadReport, begin, environment_of
 from vgpu.verify.ground import Ground
 from vgpu.verify.measured import Interval, ProgramRun, ShareRun, series_of, stamped_ratio
 from vgpu.verify.plan import Lengths
 
 _HEAD_START_NS: Final = 30_000_000
-"""For all programs to hear when to begin."""
+"""All programs learn within this time when to begin."""
 _READ_EVERY_S: Final = 0.1
 _REPORT_EVERY_S: Final = 0.1
 PICTURE_NS: Final = 300_000_000
@@ -45,8 +45,8 @@ async def share_run(
                 reading.start_soon(_read_books, ground, vgpus, books)
         reading.cancel_scope.cancel()
     start_ns = begin_ns + lengths.warm_up_ns
-    told = [one for one, _ in started]
-    return _run(percents, told, books if limited else None, start_ns, start_ns + window_ns, lengths.warm_up_ns)
+    reports = [one for one, _ in started]
+    return _run(percents, reports, books if limited else None, start_ns, start_ns + window_ns, lengths.warm_up_ns)
 
 
 async def _read_books(ground: Ground, vgpus: Sequence[VgpuStatus], books: Sequence[Series]) -> None:
@@ -61,23 +61,23 @@ async def _read_books(ground: Ground, vgpus: Sequence[VgpuStatus], books: Sequen
 
 def _run(
     percents: Sequence[float],
-    told: Sequence[Told],
+    reports: Sequence[WorkloadReport],
     books: Sequence[Series] | None,
     start_ns: int,
     end_ns: int,
     warm_up_ns: int,
 ) -> ShareRun:
-    stamps = [[(first, last) for first, last in one.result.get("intervals_ns", ())] for one in told]
+    stamps = [[(first, last) for first, last in one.result.get("intervals_ns", ())] for one in reports]
     if not all(stamps):
         raise _too_short()
-    # The GPU's clock is another than the host's: there, the window begins as long after the first kernel.
+    # The GPU's clock is not the host's. On the GPU's clock, the window begins ``warm_up_ns`` after the first kernel.
     on_gpu_ns = max(kernels[0][0] for kernels in stamps) + warm_up_ns
     until_ns = on_gpu_ns + end_ns - start_ns
     if min(kernels[-1][1] for kernels in stamps) < until_ns:
         raise _too_short()
     try:
-        work_per_s = [one.series.rate(start_ns, end_ns) for one in told]
-        busy = [None] * len(told) if books is None else [series.rate(start_ns, end_ns) / 1e9 for series in books]
+        work_per_s = [one.series.rate(start_ns, end_ns) for one in reports]
+        busy = [None] * len(reports) if books is None else [series.rate(start_ns, end_ns) / 1e9 for series in books]
     except ValueError as error:
         raise _too_short() from error
     return ShareRun(
@@ -90,7 +90,9 @@ def _run(
                 work_series=tuple(_worth(one.result) * n for n in series_of(kernels, on_gpu_ns, until_ns)),
                 kernels=_picture(kernels, on_gpu_ns),
             )
-            for percent, kernels, one, rate, books_ratio in zip(percents, stamps, told, work_per_s, busy, strict=True)
+            for percent, kernels, one, rate, books_ratio in zip(
+                percents, stamps, reports, work_per_s, busy, strict=True
+            )
         )
     )
 

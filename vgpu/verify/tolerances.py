@@ -1,4 +1,4 @@
-"""How far a figure may be from what was promised, and why just so far. The one place where these numbers stand."""
+"""How far a figure may be from what was promised, and why. The only place that has these numbers."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ _TOTAL_REAL: Final = Tolerance(0.05, "hand-overs cost the GPU 1 to 3 % of its ti
 _TOTAL_SIMULATED: Final = Tolerance(0.3, "programs that wait for a core of this machine leave the simulated GPU idle")
 _LOST_REAL: Final = Tolerance(0.1, "the host's pauses differ by a few per cent from one run to the next")
 _LOST_SIMULATED: Final = Tolerance(0.15, "programs that wait for a core of this machine answer fewer requests")
-_LEASE_BACK_REAL: Final = Tolerance(5e6, "who died is known within 0.1 ms; the rest is its last kernels")
+_LEASE_BACK_REAL: Final = Tolerance(5e6, "a death is known within 0.1 ms; the rest is its last kernels")
 _LEASE_BACK_SIMULATED: Final = Tolerance(
-    50e6, "the simulated driver's last kernels, and whoever should hear of it, wait for a core of this machine"
+    50e6, "the simulated driver's last kernels, and the processes to be woken, wait for a core of this machine"
 )
 _LAUNCH: Final = Tolerance(100.0, "3 % of what the driver itself takes for a launch (2.9 µs on an H200)")
 _COUNTED: Final = Tolerance(0.0, "it is counted, not estimated")

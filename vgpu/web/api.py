@@ -190,7 +190,7 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
 
     @router.delete("/vgpus/{ref}", tags=["vGPUs"])
     async def remove(ref: str, force: bool = False) -> VgpuStatus:
-        """As `vgpuctl rm`; `force`: even with programs in it, whose next call fails."""
+        """As `vgpuctl rm`; `force`: even with programs in it; their next call fails."""
         return await node(Remove(vgpu=ref, force=force), VgpuStatus)
 
     @router.post("/vgpus/{ref}/suspend", tags=["vGPUs"])

@@ -1,4 +1,4 @@
-"""Everything that is served, put together: page, API, its documentation, and what else belongs to a node."""
+"""The whole application of the dashboard: page, API, its documentation, and further routes of a node."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _add_pages(app: FastAPI) -> None:
 
 
 class _Fresh(StaticFiles):
-    """Asked about at every load: another release has other files under the same names."""
+    """Browsers revalidate these files at every load, because another release has other files under the same names."""
 
     def file_response(self, *args: object, **kwargs: object) -> Response:
         response = super().file_response(*args, **kwargs)  # type: ignore[arg-type]

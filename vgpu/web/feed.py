@@ -1,4 +1,4 @@
-"""The dashboard's one look at the node: a ``Watch`` link, kept, and shared by all pages.
+"""The dashboard's only link to the node: one ``Watch``, which stays open and serves all pages.
 
 Snapshots come twice a second while a page is open, else every ``IDLE_S``, so that the charts of the next page begin
 with something. A page that reads slowly skips snapshots; nothing is kept for it.
@@ -31,16 +31,16 @@ log = get_logger(__name__)
 LOOKED_AT_S: Final = 0.5
 IDLE_S: Final = 5.0
 LINGER_S: Final = 10.0
-"""After the last page has gone: a reload is not a goodbye."""
+"""After the last page has gone, because it may be reloaded."""
 RETRY_S: Final = 0.5
 SILENCE_S: Final = 15.0
-"""A node that owes a snapshot for that long hangs: its own patience with a GPU Server is five seconds."""
+"""A node without a snapshot for that long hangs: it waits five seconds for a GPU Server."""
 MOST_EVENTS: Final = 500
 MOST_VIEWERS: Final = 64
 
 
 class LinkState(Reading):
-    """Whether the node answers. ``error``, ``hint``: why it does not. ``since_unix_s``: of what is said here."""
+    """Whether the node answers. ``error``, ``hint``: why it does not. ``since_unix_s``: the start of this state."""
 
     connected: bool
     error: str = ""
@@ -50,8 +50,8 @@ class LinkState(Reading):
 
 
 class Feed:
-    """``run`` in a nursery. Everything else is read by pages: ``number`` of a thing grows when it changes, and
-    ``changed`` is set at the next change of anything."""
+    """``run`` in a nursery. Pages read everything else: the ``number`` of a thing grows when it changes. ``changed`` is
+    set at the next change of anything."""
 
     def __init__(self, control_socket: Path) -> None:
         self._control_socket = control_socket
@@ -122,8 +122,8 @@ class Feed:
         return LOOKED_AT_S if looked_at else IDLE_S
 
     async def _follow(self) -> None:
-        """Until the pace should be another one."""
-        link, told = await open_link(self._control_socket, Hello())
+        """Watch until the interval has to change."""
+        link, welcome = await open_link(self._control_socket, Hello())
         async with link:
             await self._catch_up(link)
             watch = Watch(id=2, events=True, interval_ns=int(self._interval_s * 1e9))
@@ -137,10 +137,10 @@ class Feed:
                 if notice.event is not None:
                     self._hear(notice.event)
                 if notice.snapshot is not None:
-                    self._see(notice.snapshot, told.software)
+                    self._see(notice.snapshot, welcome.software)
 
     async def _catch_up(self, link: MessageStream) -> None:
-        """What happened while there was no link."""
+        """Read the events that happened while there was no link."""
         since_unix_s = self.events[-1][1].at_unix_s if self.events else 0.0
         request = Events(id=1, since_unix_s=since_unix_s, most=MOST_EVENTS)
         await link.send(request.model_dump(mode="json"))

@@ -1,9 +1,9 @@
-"""Who may use the dashboard: the rules, pure, and the ASGI layer in front of everything that keeps them.
+"""The access rules of the dashboard, which are pure, and the ASGI layer that enforces them in front of everything.
 
-Whoever gets in acts as the user who started the dashboard. So there is a token, as with Jupyter: an address with
-``?token=`` is exchanged for a cookie that scripts cannot read and other sites cannot send; programs send
-``Authorization: Bearer``. A page of another site that a browser has open is kept out by ``Host`` (a foreign name that
-was made to point at this machine) and ``Origin`` (a request that it makes the browser send).
+A client that gets in acts as the user of the dashboard's process. So there is a token, as with Jupyter. The dashboard
+exchanges an address with ``?token=`` for a cookie that scripts cannot read and other sites cannot send. Programs send
+``Authorization: Bearer``. Two headers keep out a page of another site that a browser has open: ``Host`` (a foreign name
+that was made to point at this machine) and ``Origin`` (a request that the page makes the browser send).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vgpu.web.files import STATIC
 LOGIN_PATH: Final = "/login"
 OPEN_PATHS: Final = (LOGIN_PATH, "/healthz")
 OPEN_FOLDER: Final = "/static/"
-"""Code and colours, the same for everybody."""
+"""Code and colours, the same for every user."""
 MOST_BODY_BYTES: Final = 64 << 10
 LOCAL_NAMES: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
@@ -44,9 +44,9 @@ HEADERS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """``token`` None: everybody who can connect may. ``local``: only programs of this machine can connect, so a page
-    has no reason to know it by another name. ``port``: cookies of one host are shared by its ports, so it is in the
-    cookie's name."""
+    """``token`` None: every client that can connect gets in. ``local``: only programs of this machine can connect, so a
+    page has no reason to know it by another name. ``port``: the ports of a host share its cookies, so the cookie's name
+    contains the port."""
 
     token: str | None
     local: bool
@@ -58,7 +58,7 @@ class Rules:
 
     @property
     def cookie(self) -> str:
-        """What a browser keeps: proves that it had the token, and is not the token."""
+        """The cookie that a browser keeps. It proves that the browser had the token, and is not the token."""
         assert self.token is not None
         return hmac.new(self.token.encode(), b"cookie", hashlib.sha256).hexdigest()
 
@@ -71,7 +71,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a request says about where it comes from; "" where it says nothing."""
+    """What a request states about its origin; "" where it states nothing."""
 
     method: str
     path: str
@@ -163,7 +163,7 @@ class Guard:
             transfer=headers.get("transfer-encoding", ""),
             length=headers.get("content-length", ""),
         )
-        # A browser names no origin on a plain navigation; whoever has the token may come from anywhere.
+        # A browser names no origin on a plain navigation. A client that has the token may come from any site.
         offered = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[0]
         refused = refusal(self._rules, asked)
         page = asked.method in READING and not asked.path.startswith("/api/")
@@ -189,7 +189,7 @@ class Guard:
         return FileResponse(STATIC / "login.html", status_code=401)
 
     def _exchanged(self, path: str) -> Response:
-        """Without the token in the address: that is shown, kept in histories, and copied."""
+        """Redirect to an address without the token, because addresses are shown, kept in histories, and copied."""
         response = RedirectResponse("/" + path.lstrip("/"), status_code=303)
         if self._rules.token is not None:
             response.set_cookie(self._rules.cookie_name, self._rules.cookie, httponly=True, samesite="strict")

@@ -1,4 +1,4 @@
-"""What the charts of a page that has just been opened show: the last minutes of a few figures, bounded. Pure."""
+"""The last minutes of a few figures, bounded, for the charts of a page that has just been opened. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_SAMPLES: Final = 600
 
 
 class VgpuHistory(Reading):
-    """One vGPU, a value per instant of ``History.at_unix_s``; None: it was not there."""
+    """One vGPU, with a value per instant of ``History.at_unix_s``; None: the vGPU did not exist then."""
 
     tokens_per_second: tuple[float | None, ...]
     held_ratio: tuple[float | None, ...]
@@ -32,7 +32,7 @@ class GpuHistory(Reading):
 
 
 class History(Reading):
-    """Oldest first. The instants are not evenly spaced: they are far apart from when nobody looked."""
+    """Oldest first. The instants are not evenly spaced: they are far apart from times when no page was open."""
 
     at_unix_s: tuple[float, ...]
     gpus: dict[int, GpuHistory]
@@ -47,16 +47,16 @@ class _Sample:
 
 
 class Samples:
-    """The last ``MOST_SAMPLES`` snapshots, of each only what ``History`` tells."""
+    """The last ``MOST_SAMPLES`` snapshots, of each only the figures of ``History``."""
 
     def __init__(self, most: int = MOST_SAMPLES) -> None:
         self._samples: deque[_Sample] = deque(maxlen=most)
 
     def add(self, snapshot: Snapshot) -> None:
         gpus = {
-            gpu.index: (round(gpu.tokens_per_second, 2), round(gpu.held_ratio, 4), round(gpu.busy_ratio, 4), told)
+            gpu.index: (round(gpu.tokens_per_second, 2), round(gpu.held_ratio, 4), round(gpu.busy_ratio, 4), used)
             for gpu in snapshot.gpus
-            for told in (gpu.utilization_ratio,)
+            for used in (gpu.utilization_ratio,)
         }
         vgpus = {
             vgpu.vgpu_id: (

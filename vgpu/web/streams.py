@@ -1,4 +1,4 @@
-"""Server-sent events: what an open page is told, for as long as it reads. A slow page skips; nothing waits for it."""
+"""Server-sent events for an open page, for as long as it reads. A slow page skips some; nothing waits for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vgpu.web.feed import Feed
 from vgpu.web.timelines import Timelines
 
 BREATH_S: Final = 15.0
-"""Something is said at least so often: else nobody notices that the other end has gone."""
+"""The server sends something at least so often. Otherwise it would not notice that the other end has gone."""
 BREATH: Final = b": still here\n\n"
 GATHER_S: Final = 0.2
 """A page is woken for several chunks at once: each time costs it as much as drawing a dozen leases."""
@@ -38,7 +38,7 @@ async def everything(feed: Feed) -> AsyncGenerator[bytes, None]:
             if snapshot != feed.snapshot_number:
                 snapshot = feed.snapshot_number
                 yield sse("snapshot", feed.encoded_snapshot())
-            # Not across a yield: the end of the scope would cancel whoever is sending what was yielded.
+            # Not across a yield: the end of the scope would cancel the task that sends what was yielded.
             with trio.move_on_after(BREATH_S) as silence:
                 await changed.wait()
             if silence.cancelled_caught:

@@ -1,5 +1,5 @@
-"""Live timelines of leases: for each GPU that a page shows, one ``Trace`` that all pages share, renewed for as long as
-one of them looks."""
+"""Live timelines of leases: for each GPU that a page shows, one ``Trace`` that all pages share. It is renewed for as
+long as one page shows the GPU."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ from vgpu.protocol.stream import LINK_ENDED
 from vgpu.protocol.trace import LeaseRecord, TraceChunk, WaitRecord
 
 KEPT_CHUNKS: Final = 120
-"""A server tells ten a second: what a page that comes later begins with, and the most that a slow one is behind."""
+"""A server sends ten a second. A page that opens later begins with these, and a slow page is at most so far behind."""
 RETRY_S: Final = 1.0
 
 
 class Timeline:
-    """One GPU's. ``chunks``: numbered, as JSON of ``TraceChunk``; or why there are none, as JSON of ``Failure``."""
+    """The timeline of one GPU. ``chunks``: numbered, as JSON of ``TraceChunk``; or why there are none, as JSON of
+    ``Failure``."""
 
     def __init__(self, control_socket: Path, gpu: int) -> None:
         self._control_socket = control_socket

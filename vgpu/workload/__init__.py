@@ -1,4 +1,4 @@
 """A small CUDA program without dependencies: loads a GPU in one of a few ways and counts what it got done.
 
-It speaks to ``libcuda.so.1`` by ctypes and runs the same on a simulated GPU and on a real one.
+It calls ``libcuda.so.1`` by ctypes and runs the same on a simulated GPU and on a real one.
 """

@@ -21,7 +21,7 @@ from vgpu.workload.driver import CudaError, Gpu
 from vgpu.workload.jobs import Appetite, Job, Stamps, compute, memory, take_memory, tiny
 from vgpu.workload.kernels import PTX
 
-BATCH_NS = 4_000_000  # GPU time between two looks at what is finished
+BATCH_NS = 4_000_000  # GPU time between two checks of what is finished
 BATCH_KERNELS = 256  # at most: the queue of a stream holds about a thousand
 DEPTH = 4  # batches in flight: enough never to let the GPU run dry, few enough to stop soon
 MIB = 1 << 20
@@ -67,7 +67,7 @@ def working(
     every_ns: int,
     stopped: Callable[[], bool],
 ) -> Iterator[None]:
-    """A turn of the loop after the other until `end_ns` (CLOCK_MONOTONIC) or `stopped`; reports in between."""
+    """Rounds of the loop until `end_ns` (CLOCK_MONOTONIC) or `stopped`, with reports in between."""
     due_ns = start_ns + every_ns
     while (now_ns := time.monotonic_ns()) < end_ns and not stopped():
         if now_ns >= due_ns:
@@ -166,8 +166,8 @@ def run(
     def report(tally: Tally, now_ns: int) -> None:
         seconds = (now_ns - start_ns) / SECOND_NS
         work = tally.kernels * job.work
-        told: dict[str, object] = {"at_ns": now_ns, "seconds": seconds, "work": work, "kernels": tally.kernels}
-        say("progress", told | {"kernel_ns": job.kernel_ns})
+        report: dict[str, object] = {"at_ns": now_ns, "seconds": seconds, "work": work, "kernels": tally.kernels}
+        say("progress", report | {"kernel_ns": job.kernel_ns})
 
     end_ns = start_ns + int(options.seconds * SECOND_NS)
     every_ns = int(options.report_every * SECOND_NS)
@@ -241,7 +241,8 @@ def main() -> int:
     interrupted: list[int] = []
 
     def interrupt(number: int, _: object) -> None:
-        """Not KeyboardInterrupt: what is queued is waited for, then there is a result. Once more ends it at once."""
+        """Stop, without KeyboardInterrupt: the program waits for its queued work, and prints a result. A second signal
+        ends it at once."""
         interrupted.append(number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
 

@@ -1,4 +1,4 @@
-"""What one launch does in each mode, and how much work it is."""
+"""The launches of each mode, and how much work each one is."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Stamps:
 
 @dataclass(frozen=True, slots=True)
 class Appetite:
-    """What came of asking for memory: what was granted at most, and how often the answer was no."""
+    """The results of requests for memory: the most that was granted, and the number of refusals."""
 
     bytes_allocated: int
     refusals: int

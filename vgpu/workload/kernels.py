@@ -1,7 +1,7 @@
 """The workload's kernels, as PTX for any GPU since Maxwell.
 
-The ``// sim:`` comments tell the simulated GPU what each kernel costs; a real driver compiles the code and never
-sees them. Their figures are what these very kernels reach on an H200: 28.7 T FMA/s, 3.06 TB/s.
+The ``// sim:`` comments give the simulated GPU the cost of each kernel. A real driver compiles the code and ignores
+them. Their figures are what these very kernels reach on an H200: 28.7 T FMA/s, 3.06 TB/s.
 """
 
 from __future__ import annotations

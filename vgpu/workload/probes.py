@@ -1,8 +1,8 @@
-"""``python -m vgpu.workload.probes``: a program that tries a limit out, and says what CUDA answered.
+"""``python -m vgpu.workload.probes``: a program that tests a limit, and reports CUDA's answers.
 
 ``memory``: pieces of 2 MiB until one is refused. ``launches``: what a launch costs the host through the hook and
 straight into the driver, in turns. ``idle``: what the program sees of the GPU; then it waits for the end of its input.
-Every line is one JSON object with an ``event``: started, result or error, as ``python -m vgpu.workload`` says them.
+Every line is one JSON object with an ``event``: started, result or error, as those of ``python -m vgpu.workload``.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from vgpu.workload.symboltable import address_of
 PIECE_BYTES = 2 << 20
 """What the driver takes from the card at a time."""
 BATCH = 100
-"""Launches in one turn: below the driver's queue of about a thousand, so that none waits for the GPU, and so few that
-most turns are not interrupted by whoever else wants the core."""
+"""Launches in one turn: below the driver's queue of about a thousand, so that none waits for the GPU. They are so few
+that other processes on the core do not interrupt most turns."""
 WARM_UP_TURNS = 20
 """The versions of ``dlsym``: glibc 2.34's, x86-64's and aarch64's before that."""
 CONTEXT_KNOWN_S = 4.0
@@ -34,7 +34,7 @@ TRIALS = 3
 
 
 def settled(gpu: Gpu) -> None:
-    """Waits until what is free does not change any more: until the program's own context is in the books."""
+    """Waits until the free memory does not change any more, because the program's own context is then charged."""
     free, total = gpu.memory_info()
     begin_s = since_s = time.monotonic()
     while time.monotonic() < begin_s + CONTEXT_KNOWN_S and (free == total or time.monotonic() < since_s + SETTLED_S):
@@ -93,8 +93,8 @@ def past_the_hook(gpu: Gpu, name: str) -> Callable[..., int]:
 
 
 def launches(gpu: Gpu, seconds: float, planted_ns: int) -> dict[str, object]:
-    """Nanoseconds a launch, through the hook and past it, as pairs of turns that follow each other; who goes first
-    alternates. ``planted_ns``: so much is waited for before each launch through the hook."""
+    """Nanoseconds a launch, through the hook and past it, as pairs of turns that follow each other. The order in a pair
+    alternates. ``planted_ns``: the wait before each launch through the hook."""
     kernel = Kernel(gpu, "tiny", 1, 32, (ctypes.c_uint64(0),))
     direct = past_the_hook(gpu, "cuLaunchKernel")
     hooked = gpu.library.cuLaunchKernel
@@ -142,7 +142,7 @@ def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(prog="python -m vgpu.workload.probes", description=__doc__)
     p.add_argument("probe", choices=("memory", "launches", "idle"))
     p.add_argument("--most-pieces", type=int, default=1 << 30, help="memory: end after so many")
-    p.add_argument("--unlimited", action="store_true", help="memory: nobody keeps books, so wait for none")
+    p.add_argument("--unlimited", action="store_true", help="memory: there is no ledger, so do not wait for it")
     p.add_argument("--seconds", type=float, default=3.0, help="launches: how long (default 3)")
     p.add_argument("--planted-ns", type=int, default=0, help="launches: a delay before each that the hook sees")
     return p

@@ -39,7 +39,8 @@ def value_of(file: bytes, name: str) -> int | None:
 
 
 def loaded_at(library: str) -> tuple[Path, int]:
-    """The file and the first address of the library whose file name begins with ``library``. ``LookupError``: none."""
+    """The file and the first address of the library with a file name that begins with ``library``. ``LookupError``:
+    there is none."""
     for line in Path("/proc/self/maps").read_text().splitlines():
         addresses, _, _, _, _, *path = line.split(maxsplit=5)
         if path and Path(path[0]).name.startswith(library):

@@ -23,7 +23,7 @@ export const range = (least, most) => (most > least + 1e-6 ? `${Number((least * 
 const rate = (value) => (value >= 100 ? value.toFixed(0) : value.toFixed(1));
 // Of a vGPU or a GPU.
 export const tokenRate = (reading) => (reading.open_ended ? "open" : rate(reading.tokens_per_second));
-export const OPEN = "a token without an end: nobody waits for the GPU";
+export const OPEN = "a token without an end: no vGPU waits for the GPU";
 export const many = (value) => value.toLocaleString("en");
 
 export function duration(ns) {

@@ -66,7 +66,7 @@ export class Row {
   }
 
   drawShare(vgpu) {
-    // A token without an end takes nothing from anybody: what counts is the GPU time used under it.
+    // A token without an end takes nothing from other vGPUs: what counts is the GPU time used under it.
     const share = vgpu.open_ended || vgpu.shares ? vgpu.busy_ratio : vgpu.held_ratio;
     const full = Math.max(vgpu.limit_ratio, share, 0.001);
     say(this.held, percent(share));

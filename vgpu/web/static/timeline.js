@@ -98,7 +98,7 @@ export class Timeline {
     this.failure = null;
     const untilMs = chunk.until_ns / 1e6;
     const behindMs = untilMs - performance.now();
-    // The least delayed chunk tells best how the server's clock stands to ours; clocks drift, so it is forgotten slowly.
+    // The least delayed chunk best shows the offset of the server's clock; clocks drift, so it is forgotten slowly.
     if (this.offsetMs === null || Math.abs(behindMs - this.offsetMs) > 5000) this.offsetMs = behindMs;
     else this.offsetMs = Math.max(behindMs, this.offsetMs - 0.05);
     for (const record of chunk.records) sort(this.done, spanOf(record, untilMs));
@@ -229,7 +229,7 @@ export class Timeline {
     if (this.failure) context.fillText(this.failure.error, gutter + 8, 24, width - gutter - 16);
   }
 
-  // In words, twice a second at most: for who does not see it, and what the pointer is on.
+  // In words, twice a second at most: for people that do not see it, and what the pointer is on.
   describe(place) {
     const nowMs = performance.now();
     if (nowMs - (this.describedMs ?? 0) < 400) return;
@@ -250,7 +250,7 @@ export class Timeline {
       return [name, Math.min(1, held / (this.spanS * 1000))];
     });
     const said = parts.filter(([, part]) => part > 0).slice(0, 8).map(([name, part]) => `${name} ${short(part)}`);
-    set(this.canvas, "aria-label", `Leases of the last ${this.spanS} seconds. Held: ${said.join(", ") || "by nobody"}`);
+    set(this.canvas, "aria-label", `Leases of the last ${this.spanS} seconds. Held: ${said.join(", ") || "by no vGPU"}`);
   }
 
   of(id) {
