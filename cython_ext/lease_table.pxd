@@ -1,4 +1,4 @@
-"""The dispatcher's decisions, without its thread, pages and clock: which lease gets GO now, and when to look again.
+"""The dispatcher's decisions, without its thread, pages and clock: which lease gets GO now, and when to step again.
 
 Theory of operation
 -------------------
@@ -105,7 +105,7 @@ cdef inline PublishedLease* table_find(LeaseTable* table, uint32_t key, uint32_t
 
 
 cdef inline void table_clear_dependency(LeaseTable* table, uint32_t key, uint32_t epoch, int64_t at_ns) noexcept nogil:
-    """Nobody need wait for this lease any more."""
+    """No other lease need wait for this one any more."""
     cdef PublishedLease* published
     cdef uint32_t i, j
     cdef int other = next_key(table.waiting, 0)
