@@ -94,7 +94,7 @@ cdef struct Wire:
 
 cdef struct Merged:
     bint want
-    bint limited                 # by ``drained_epoch``: a process has work on the GPU, perhaps of the lease that is over
+    bint limited                 # by ``drained_epoch``: a process has work on the GPU, perhaps of the lease just over
     uint32_t drained_epoch
     int64_t drained_ns
     int64_t want_since_ns
