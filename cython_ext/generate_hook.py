@@ -1,9 +1,9 @@
 """Derives from the list of intercepted functions (client_hook/symbols.py) everything that must agree with it.
 
-Written, and ignored by git: ``hook/exports.map`` for the linker, ``hook/generated/driver.h`` with a typed call
-``real_NAME`` of each real function, ``table.h`` with the rows that the doors search, ``hook/generated/driver.pxd`` with
-its declarations for Cython, ``calls.pyx`` with the wrappers that only ask before the call or tell after it, or nothing.
-Run by setup.py before the build; files are rewritten only when they change.
+It writes files that git ignores: ``hook/exports.map`` for the linker, ``hook/generated/driver.h`` with a typed call
+``real_NAME`` of each real function, ``table.h`` with the rows that symbol lookup searches, ``hook/generated/driver.pxd``
+with its declarations for Cython, and ``calls.pyx``. That has the wrappers that only check before the call, report after
+it, or do neither. setup.py runs this before the build; files are rewritten only when they change.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ Tail
 To go from one context's work to another's the GPU needs 138 us (benchmarks/gpu/switch.cu, H200), and it begins when
 the first has none left and the second has some. So the second's queue should be runnable by then. A holder publishes
 its tail (``Slot.tail_epoch``) when its lease ends, it submits nothing more, and its queue is predicted to be short.
-Then the dispatcher gives GO to the next. The GPU seldom interrupts the holder for that: its time slices last 2 ms and more. The holder is charged until
-it has drained, its successor from then on. They share the charge for a long overlap.
+Then the dispatcher gives GO to the next. The GPU seldom interrupts the holder for that: its time slices last 2 ms and
+more. The holder is charged until it has drained, its successor from then on. They share the charge for a long overlap.
 
 Closed
 ------

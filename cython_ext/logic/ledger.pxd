@@ -77,7 +77,7 @@ cdef inline void ledger_apply(ActivityPage* page, uint64_t* word, uint64_t after
 cdef inline void ledger_turn(
     ActivityPage* page, Slot* slot, uint32_t kind, uint64_t reserved, uint64_t committed
 ) noexcept nogil:
-    """Set two of its words, whose sum stays, as one."""
+    """Set two of the slot's words as one; their sum stays."""
     store64(&slot.intent_bytes, committed)
     store64(&slot.intent_reserved_bytes, reserved)
     store64(&slot.intent_kind, kind + 1)

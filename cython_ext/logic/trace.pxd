@@ -20,7 +20,7 @@ from cython_ext.native cimport fence, load32, load64, store32, store64
 
 cdef enum:
     PART_NS = 2_000_000      # of an interval that goes on
-    KEY_BITS = 24            # of a kernel's hash: enough to tell kernels of a program apart, nothing of its addresses
+    KEY_BITS = 24            # of a kernel's hash: enough to distinguish a program's kernels, and no address
 
 cdef extern from *:
     """

@@ -39,7 +39,7 @@ cdef enum:
     MARK_PARTS = 4                       # ... and after a quarter of the window of predicted work
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
     REFILL_NS = 8_000_000                # a lease's start, in which its queue refills (policy 6: the hand-over cost c)
-    THIN_NS = 500_000                    # behind a longer queue no host is late: what looks idle is a wrong prediction
+    THIN_NS = 500_000                    # behind a longer queue no host is late: an idle gap is a wrong prediction
     REFILL_LEAST_NS = 1                  # no refill time is a finding, too; 0: nothing was found out
     PART_NONE = 0                        # this lease shows nothing (any more) about refilling
     PART_START = 1                       # the first REFILL_NS

@@ -34,7 +34,7 @@ cdef enum SimOpKind:
     OP_COPY_IN = 3          # host to device, on the first copy engine
     OP_COPY_OUT = 4         # device to host, on the second
     OP_WAIT = 5             # for an operation of another stream of this GPU
-    OP_EXTERNAL = 6         # until its process says so: a host word, a host function, an event of another GPU
+    OP_EXTERNAL = 6         # until its process reports it: a host word, a host function, an event of another GPU
 
 cdef enum SimContextState:
     CONTEXT_FREE = 0
@@ -89,7 +89,7 @@ cdef public struct SimContext:
     uint32_t participant    # index; the context lives as long as that process holds its byte of the file (lock.pxd)
     int32_t pid             # in the PID namespace with the inode `pid_namespace` ...
     uint64_t pid_namespace
-    uint64_t pid_start      # ... and its start time, from /proc/PID/stat: tells a reused pid
+    uint64_t pid_start      # ... and its start time, from /proc/PID/stat: distinguishes a reused pid
     uint32_t sm_cap         # SMs its kernels may fill together
     uint64_t group          # contexts of one MPS server share a group; groups take turns on the SMs
     uint64_t memory_bytes   # everything it holds, overhead included

@@ -195,7 +195,7 @@ cdef uint64_t origin_of(const SimGpu* gpu, int index) noexcept nogil:
 
 
 cdef bint is_begun(SimGpu* gpu, int index, int pid) noexcept nogil:
-    """Made for one that is still where it was: whoever restored it was killed meanwhile."""
+    """Whether it was made for a context that is still where it was: the restoring process was killed meanwhile."""
     cdef uint64_t origin = gpu.contexts[index].origin
     cdef int d, old = <int>(origin & 0xffff)
     cdef SimGpu* other
@@ -213,8 +213,8 @@ cdef bint is_same(const SimContext* context, const SimContext* other) noexcept n
 
 
 cdef CUresult restore_there(SimGpu* gpu, int index, SimGpu* there) noexcept nogil:
-    """A checkpointed context, on another GPU. Whoever is killed meanwhile leaves one that is found again by where it
-    comes from."""
+    """Restore a checkpointed context on another GPU. A process that is killed meanwhile leaves one that is found again
+    by where it comes from."""
     cdef SimContext old = gpu.contexts[index]
     cdef SimContext* new
     cdef uint64_t origin = origin_of(gpu, index)
