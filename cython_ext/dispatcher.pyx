@@ -89,7 +89,7 @@ cdef struct Engine:
     pthread_t thread
 
 
-cdef inline void tell_free(Engine* engine, bint is_free) noexcept nogil:
+cdef inline void publish_free(Engine* engine, bint is_free) noexcept nogil:
     """Publish in every page which lease may start without GO, or that none may. No sleeping thread waits for this word.
     """
     cdef int key
@@ -107,7 +107,7 @@ cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
     cdef int key
     table_step(engine.table, at_ns)
     if not engine.table.free:
-        tell_free(engine, 0)     # before the pages: a lease that is granted now may begin at once
+        publish_free(engine, 0)     # before the pages: a lease that is granted now may begin at once
     key = next_key(engine.table.touched, 0)
     while key >= 0:
         if engine.pages[key] != NULL:
@@ -116,10 +116,10 @@ cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
             put(engine.wake, key, 1)
         put(engine.table.touched, key, 0)
         key = next_key(engine.table.touched, key + 1)
-    tell_free(engine, engine.table.free)
+    publish_free(engine, engine.table.free)
 
 
-cdef inline void hear(Engine* engine) noexcept nogil:
+cdef inline void take_reports(Engine* engine) noexcept nogil:
     """Report the dirty entries to the table. Under the lock."""
     cdef uint64_t[4] dirty
     cdef Report report
@@ -168,7 +168,7 @@ cdef inline int64_t next_look_ns(Engine* engine, int64_t at_ns, bint* spin) noex
     return until_ns
 
 
-cdef inline void let_go(Engine* engine) noexcept nogil:
+cdef inline void unlock(Engine* engine) noexcept nogil:
     """Release the lock, then wake the sleepers of changed pages, and signal the scheduler. A page may vanish meanwhile:
     a wake on no memory does nothing."""
     cdef uint64_t[4] wake
@@ -205,31 +205,31 @@ cdef inline void ring(Engine* engine) noexcept nogil:
 
 cdef void* engine_main(void* argument) noexcept nogil:
     cdef Engine* engine = <Engine*>argument
-    cdef uint32_t heard
+    cdef uint32_t rung
     cdef int64_t at_ns, until_ns
     cdef bint spin
     pthread_setname_np(pthread_self(), "vgpu-dispatch")
     prctl(PR_SET_TIMERSLACK, 1)
     while True:
-        heard = load32(&engine.relays.doorbell)
+        rung = load32(&engine.relays.doorbell)
         pthread_mutex_lock(&engine.lock)
         if engine.stopping:
             pthread_mutex_unlock(&engine.lock)
             return NULL
         engine.wakes += 1
         engine.sleeps_until_ns = 0
-        hear(engine)
+        take_reports(engine)
         at_ns = now_ns()
         settle(engine, at_ns)
         if at_ns >= engine.beat_ns:
             beat(engine, at_ns)
         until_ns = engine.sleeps_until_ns = next_look_ns(engine, at_ns, &spin)
-        let_go(engine)
+        unlock(engine)
         if spin:
-            while load32(&engine.relays.doorbell) == heard and now_ns() < until_ns:
+            while load32(&engine.relays.doorbell) == rung and now_ns() < until_ns:
                 pause()
         else:
-            futex_wait(&engine.relays.doorbell, heard, until_ns)
+            futex_wait(&engine.relays.doorbell, rung, until_ns)
 
 
 cdef int engine_publish(Engine* engine, uint32_t key, const PublishedLease* published) noexcept nogil:
@@ -240,7 +240,7 @@ cdef int engine_publish(Engine* engine, uint32_t key, const PublishedLease* publ
     table_step(engine.table, at_ns)
     result = table_publish(engine.table, key, published, at_ns)
     settle(engine, at_ns)
-    let_go(engine)
+    unlock(engine)
     return result
 
 
@@ -252,7 +252,7 @@ cdef bint engine_withdraw(Engine* engine, uint32_t key, uint32_t epoch) noexcept
     table_step(engine.table, at_ns)
     result = table_withdraw(engine.table, key, epoch, at_ns)
     settle(engine, at_ns)
-    let_go(engine)
+    unlock(engine)
     return result
 
 
@@ -269,7 +269,7 @@ cdef void engine_allow(Engine* engine, uint32_t key, uint32_t epoch, int64_t all
             add32(&page.change, 1)
             put(engine.wake, key, 1)
         storei64(&page.allowed_ns, allowed_ns)
-    let_go(engine)
+    unlock(engine)
 
 
 cdef void engine_add(Engine* engine, uint32_t key, Grants* page) noexcept nogil:
@@ -283,7 +283,7 @@ cdef void engine_add(Engine* engine, uint32_t key, Grants* page) noexcept nogil:
     read_report(&engine.relays.entries[key], &report)
     table_add(engine.table, key, &report, at_ns)
     settle(engine, at_ns)
-    let_go(engine)
+    unlock(engine)
 
 
 cdef void engine_remove(Engine* engine, uint32_t key) noexcept nogil:
@@ -296,7 +296,7 @@ cdef void engine_remove(Engine* engine, uint32_t key) noexcept nogil:
     put(engine.wake, key, 0)
     engine.pages[key] = NULL
     memset(&engine.relays.entries[key], 0, sizeof(RelayEntry))
-    let_go(engine)
+    unlock(engine)
 
 
 cdef class Dispatcher:

@@ -58,18 +58,18 @@ cdef struct Wire:
     Relays* relays
     uint32_t key
     bint stopping
-    bint retell                  # a new page: publish everything
+    bint publish_all             # a new page: publish everything
     int events_descriptor
     uint64_t admitted            # bit per slot
     uint64_t died                # bit per slot, until Python has read it
     # --- what was reported, and what is known of the lease in force
     bint want
-    uint32_t told_drained
-    uint32_t told_returned
-    uint32_t told_tail
-    uint32_t told_stranded
-    int64_t told_context_ns      # a context for which the relay requested an NVML reading, ...
-    int64_t look_told_ns         # ... when, ...
+    uint32_t reported_drained
+    uint32_t reported_returned
+    uint32_t reported_tail
+    uint32_t reported_split_drain
+    int64_t reported_context_ns  # a context for which the relay requested an NVML reading, ...
+    int64_t reading_asked_ns         # ... when, ...
     uint32_t look                # ... and Python has not read the request yet
     Lease held                   # the newest lease that was usable; epoch 0: none yet
     Lease before                 # the one before it
@@ -111,7 +111,7 @@ cdef struct Merged:
     uint64_t work_ns
     bint tail                    # a process takes no more work under the lease in force, and will soon have drained ...
     bint spent                   # ... or has drained
-    bint stranded                # a process wants that has drained the newest lease
+    bint split_drain             # a process wants that has drained the newest lease
 
 
 cdef inline uint64_t lowest(uint64_t bits) noexcept nogil:
@@ -273,7 +273,7 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
             if 0 < since < merged.want_since_ns:
                 merged.want_since_ns = since
         if load32(&slot.want) and not undrained and epoch_past(drained, held_epoch):
-            merged.stranded = 1
+            merged.split_drain = 1
         if undrained and not epoch_past(drained, wire.over.epoch):
             if not merged.limited:
                 merged.drained_epoch = drained
@@ -325,14 +325,14 @@ cdef inline void follow_plan(Wire* wire, int64_t at_ns) noexcept nogil:
         if newest.epoch != wire.held.epoch:
             wire.before = wire.held
         wire.held = newest[0]
-    if not shown or at_ns >= wire.held.end_ns or wire.held.epoch == wire.told_returned:
+    if not shown or at_ns >= wire.held.end_ns or wire.held.epoch == wire.reported_returned:
         wire.over = wire.held
     else:
         wire.over = wire.before
 
 
-cdef inline bint news(uint32_t epoch, uint32_t told) noexcept nogil:
-    return epoch != 0 and epoch != told and not (epoch_reached(told, epoch) and told - epoch < RECENT)
+cdef inline bint news(uint32_t epoch, uint32_t reported) noexcept nogil:
+    return epoch != 0 and epoch != reported and not (epoch_reached(reported, epoch) and reported - epoch < RECENT)
 
 
 cdef inline bint give_back(Wire* wire, int64_t at_ns) noexcept nogil:
@@ -354,7 +354,7 @@ cdef inline void take_back(Wire* wire) noexcept nogil:
     this relay was killed in the middle of ``give_back``. The server has no report of the return, so the lease would not
     end, and no gate would use it."""
     if load32(&wire.activity.returned_epoch) == wire.held.epoch:
-        cas32(&wire.activity.returned_epoch, wire.held.epoch, wire.told_returned)
+        cas32(&wire.activity.returned_epoch, wire.held.epoch, wire.reported_returned)
         futex_wake(&wire.grants.change, INT_MAX)
         wire.undone += 1
 
@@ -374,12 +374,12 @@ cdef inline bint at_its_tail(const Wire* wire, const Merged* merged, int64_t at_
     """Whether the newest lease has come to its tail, and that was not reported yet. Only for a vGPU with one process:
     another might still submit."""
     return (
-        merged.tail and merged.processes == 1 and wire.told_tail != wire.held.epoch
+        merged.tail and merged.processes == 1 and wire.reported_tail != wire.held.epoch
         and wire.held.end_ns - at_ns <= CLOSE_NS
     )
 
 
-cdef inline void look_at_processes(Wire* wire, Processes* seen) noexcept nogil:
+cdef inline void read_processes(Wire* wire, Processes* seen) noexcept nogil:
     cdef uint64_t left = wire.admitted
     cdef Slot* slot
     cdef int index
@@ -441,7 +441,7 @@ cdef inline void pass_baton(Wire* wire, int64_t at_ns) noexcept nogil:
         return
     publish_baton(wire)
     for _ in range(BATON_STEPS):
-        look_at_processes(wire, &seen)
+        read_processes(wire, &seen)
         if not baton_step(&wire.baton, &seen, at_ns):
             break
         publish_baton(wire)
@@ -451,7 +451,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     """Update the entry. Whether the relay must ring the dispatcher. Under the lock."""
     cdef RelayEntry* entry = &wire.relays.entries[wire.key]
     cdef int64_t at_ns = now_ns()
-    cdef bint must_ring = wire.retell
+    cdef bint must_ring = wire.publish_all
     cdef bint returned = 0
     cdef uint32_t drained = 0
     cdef Merged merged
@@ -474,7 +474,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     if not returned and merged.spent and merged.processes == 1 and in_force(wire):
         wire.over = wire.held            # the scheduler moved its end when it was at its tail already
         drained = wire.held.epoch
-    wire.retell = 0
+    wire.publish_all = 0
     # Order matters: see queue_pages.pxd.
     storei64(&entry.submitted_ns, merged.submitted_ns)
     store32(&entry.submitted_epoch, merged.submitted_epoch)
@@ -497,21 +497,21 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     if merged.refill_ns != INT64_MAX:
         storei64(&entry.refill_ns, merged.refill_ns)
     if at_its_tail(wire, &merged, at_ns):
-        wire.told_tail = wire.held.epoch
+        wire.reported_tail = wire.held.epoch
         store32(&entry.tail_epoch, wire.held.epoch)
         must_ring = 1
-    if merged.stranded and merged.processes > 1 and in_force(wire) and wire.told_stranded != wire.held.epoch:
+    if merged.split_drain and merged.processes > 1 and in_force(wire) and wire.reported_split_drain != wire.held.epoch:
         # Its end moved after some processes, not all, had drained it: all processes go on under the next lease.
-        wire.told_stranded = wire.held.epoch
+        wire.reported_split_drain = wire.held.epoch
         store32(&entry.split_drain_epoch, wire.held.epoch)
         must_ring = 1
     if returned:
-        wire.told_returned = wire.held.epoch
+        wire.reported_returned = wire.held.epoch
         storei64(&entry.drained_ns, at_ns)
         store32(&entry.returned_epoch, wire.held.epoch)
         must_ring = 1
-    elif drained != wire.told_returned and news(drained, wire.told_drained):
-        wire.told_drained = drained
+    elif drained != wire.reported_returned and news(drained, wire.reported_drained):
+        wire.reported_drained = drained
         storei64(&entry.drained_ns, drained_at_ns(wire, &merged, at_ns))
         store32(&entry.drained_epoch, drained)
         must_ring = 1

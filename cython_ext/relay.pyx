@@ -79,7 +79,7 @@ cdef enum:
     LOOK_ENDED_NS = 300_000          # so soon after its end the relay checks whether a lease was slept through
     LOOK_METERED_NS = 10_000_000     # ... and merges so often under an open-ended lease that is limited, or shared
     LOOK_WANTED_NS = 100_000_000     # the relay reads plan and figures so often while the vGPU wants
-    LOOK_TOLD_NS = 20_000_000    # requests to the server for an NVML reading are so far apart
+    READING_APART_NS = 20_000_000    # requests to the server for an NVML reading are so far apart
     RING_BURST = 256
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
     STORM = 64                   # wakes of a watcher for nothing before it slows down
@@ -101,18 +101,18 @@ cdef inline void ring_relay(Wire* wire) noexcept nogil:
     futex_wake(&wire.activity.doorbell, INT_MAX)
 
 
-cdef inline bint tell_contexts(Wire* wire) noexcept nogil:
+cdef inline bint report_contexts(Wire* wire) noexcept nogil:
     """Report a context to Python, once, that is newer than the server's reading of the vGPU's memory. Python then
     requests an NVML reading from the server. Readings cost other vGPUs CPU time, so a tenant cannot cause them at will.
     1: the report is due in LOOK_TOLD_NS."""
     cdef int64_t newest = loadi64(&wire.activity.context_ns)
     cdef int64_t at_ns = now_ns()
-    if not loadi64(&wire.grants.implicit_ns) < newest <= at_ns or newest == wire.told_context_ns:
+    if not loadi64(&wire.grants.implicit_ns) < newest <= at_ns or newest == wire.reported_context_ns:
         return 0
-    if at_ns - wire.look_told_ns < LOOK_TOLD_NS:
+    if at_ns - wire.reading_asked_ns < READING_APART_NS:
         return 1
-    wire.told_context_ns = newest
-    wire.look_told_ns = at_ns
+    wire.reported_context_ns = newest
+    wire.reading_asked_ns = at_ns
     store32(&wire.look, 1)
     eventfd_write(wire.events_descriptor, 1)
     return 0
@@ -145,7 +145,7 @@ cdef inline void throttle(Wire* wire) noexcept nogil:
 
 
 cdef void rest(
-    uint32_t* doorbell, uint32_t heard, int64_t end_ns, int64_t lasted_ns, int64_t turn_ns, int64_t look_ns, bint spins
+    uint32_t* doorbell, uint32_t rung, int64_t end_ns, int64_t lasted_ns, int64_t turn_ns, int64_t look_ns, bint spins
 ) noexcept nogil:
     """Sleep until the doorbell rings, for ``look_ns`` at most. ``end_ns`` is the end of a lease that has not drained,
     and ``lasted_ns`` its length: the ring is expected soon after the end. ``turn_ns``: the baton's next step is due
@@ -161,21 +161,21 @@ cdef void rest(
             until_ns = min(until_ns, turn_ns - AWAKE_BEFORE_NS)
             if at_ns < end_ns:
                 until_ns = min(until_ns, end_ns - before_ns)
-        futex_wait(doorbell, heard, until_ns)
+        futex_wait(doorbell, rung, until_ns)
         return
-    while load32(doorbell) == heard and now_ns() < until_ns:
+    while load32(doorbell) == rung and now_ns() < until_ns:
         pause()
 
 
 cdef void* wire_main(void* argument) noexcept nogil:
     cdef Wire* wire = <Wire*>argument
-    cdef uint32_t heard
+    cdef uint32_t rung
     cdef int64_t end_ns, lasted_ns, turn_ns, look_ns
-    cdef bint must_ring, to_tell, undrained, spins = may_spin()
+    cdef bint must_ring, to_report, undrained, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-relay")
     while True:
         throttle(wire)
-        heard = load32(&wire.activity.doorbell)
+        rung = load32(&wire.activity.doorbell)
         pthread_mutex_lock(&wire.lock)
         if wire.stopping:
             pthread_mutex_unlock(&wire.lock)
@@ -183,18 +183,18 @@ cdef void* wire_main(void* argument) noexcept nogil:
         wire.wakes += 1
         must_ring = merge(wire)
         start_watches(wire)
-        to_tell = tell_contexts(wire)
+        to_report = report_contexts(wire)
         if must_ring:
             ring_dispatcher(wire)
-        undrained = news(wire.held.epoch, wire.told_drained) and wire.held.epoch != wire.told_returned
+        undrained = news(wire.held.epoch, wire.reported_drained) and wire.held.epoch != wire.reported_returned
         end_ns = wire.held.end_ns if undrained else <int64_t>FOREVER_NS
         lasted_ns = wire.held.end_ns - wire.held.start_ns
         turn_ns = wire.baton.due_ns if wire.baton.word else <int64_t>FOREVER_NS
-        look_ns = LOOK_TOLD_NS if to_tell else (LOOK_WANTED_NS if wire.want else LOOK_NS)
+        look_ns = READING_APART_NS if to_report else (LOOK_WANTED_NS if wire.want else LOOK_NS)
         if wire.want and (loadi64(&wire.grants.allowed_ns) or load32(&wire.grants.flags) & GRANTS_COMPANY):
             look_ns = min(look_ns, <int64_t>LOOK_METERED_NS)
         pthread_mutex_unlock(&wire.lock)
-        rest(&wire.activity.doorbell, heard, end_ns, lasted_ns, turn_ns, look_ns, spins)
+        rest(&wire.activity.doorbell, rung, end_ns, lasted_ns, turn_ns, look_ns, spins)
 
 
 cdef void* watch_main(void* argument) noexcept nogil:
@@ -208,7 +208,7 @@ cdef void* watch_main(void* argument) noexcept nogil:
         if seen & FUTEX_OWNER_DIED or not seen & FUTEX_TID_MASK:
             watch.clean = not seen & FUTEX_OWNER_DIED
             watch.died_ns = now_ns()
-            bury(watch)
+            report_death(watch)
             break
         if seen & FUTEX_WAITERS or cas32(word, seen, seen | FUTEX_WAITERS):
             if futex_wait(word, seen | FUTEX_WAITERS, now_ns() + 2 * LOOK_NS) == ETIMEDOUT:
@@ -228,7 +228,7 @@ cdef inline void silence(Slot* slot) noexcept nogil:
     store32(&slot.undrained, 0)
 
 
-cdef inline void bury(Watch* watch) noexcept nogil:
+cdef inline void report_death(Watch* watch) noexcept nogil:
     cdef Wire* wire = watch.wire
     silence(watch.slot)
     or64(&wire.died, (<uint64_t>1) << (watch.slot - wire.activity.slots))
@@ -282,18 +282,18 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
     wire.grants = grants
     wire.relays = relays
     wire.key = key
-    wire.told_returned = load32(&entry.returned_epoch)
-    wire.told_drained = load32(&entry.drained_epoch)
-    wire.told_tail = load32(&entry.tail_epoch)
-    wire.told_stranded = load32(&entry.split_drain_epoch)
-    wire.told_context_ns = 0
+    wire.reported_returned = load32(&entry.returned_epoch)
+    wire.reported_drained = load32(&entry.drained_epoch)
+    wire.reported_tail = load32(&entry.tail_epoch)
+    wire.reported_split_drain = load32(&entry.split_drain_epoch)
+    wire.reported_context_ns = 0
     wire.busy_ns = max(wire.busy_ns, load64(&entry.busy_ns))
     wire.launches = max(wire.launches, load64(&entry.launches))
     memset(&wire.held, 0, sizeof(Lease))
     memset(&wire.before, 0, sizeof(Lease))
     memset(&wire.over, 0, sizeof(Lease))
     wire.judged = 0
-    wire.retell = 1
+    wire.publish_all = 1
     pass_baton(wire, now_ns())
     pthread_mutex_unlock(&wire.lock)
 

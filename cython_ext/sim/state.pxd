@@ -96,7 +96,7 @@ cdef public struct SimContext:
     uint64_t memory_limit   # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
     uint64_t managed_bytes  # managed memory that its program has ...
     uint64_t resident_bytes  # ... and what of it is on the card, part of memory_bytes
-    uint32_t frozen         # FROZEN_*: of its process, by somebody else
+    uint32_t frozen         # FROZEN_*: of its process, by another process
     uint64_t saved_bytes    # what a checkpointed one had on the GPU
     uint32_t moved_to       # index + 1 of the GPU on which it was restored; 0: it is here. Its process follows, ...
     uint32_t moved_slot     # ... into this context there
@@ -137,7 +137,7 @@ cdef public struct SimGpu:
     uint32_t leaving        # a stopped participant + 1 that goes on until it has left the lock; 0: none (share.pxd)
     # -- everything below changes under the lock
     uint32_t recoveries     # holders of the lock that died
-    uint32_t suspect        # next context whose process is looked at
+    uint32_t suspect        # next context whose process is checked
     int64_t looked_ns
     int64_t time_ns         # simulated up to here (CLOCK_MONOTONIC)
     uint64_t next_seq

@@ -99,7 +99,7 @@ cdef inline int64_t silent_ns(const Gate* gate) noexcept nogil:
     return now_ns() - alive if alive else 0
 
 
-cdef bint heard(Gate* gate) noexcept nogil:
+cdef bint check_server(Gate* gate) noexcept nogil:
     """Whether the grants page is that of the server in charge. The fast path is shut where it is not, or where that
     server is silent. It is also shut while the process's memory is swapped out: no lease is usable then."""
     gate.lost = silent_ns(gate) > gate.grants.grace_ns
@@ -212,7 +212,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     count(gate)
     sample_demand(gate, now)
     vgpu_trace_busy(gate)
-    in_charge = heard(gate)
+    in_charge = check_server(gate)
     heed_limit(gate)
     if gate.lost or is_removed(gate) or load32(&gate.grants.flags) & GRANTS_STILL:
         vgpu_let_go(gate)

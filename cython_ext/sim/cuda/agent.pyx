@@ -21,10 +21,10 @@ from cython_ext.sim.state cimport OP_EXTERNAL, SIM_QUEUE, SimGpu, SimOp, SimStre
 
 
 cdef enum:
-    POLL_NS = 50000             # how often to look whether somebody else has let a stream go on, at first ...
+    POLL_NS = 50000             # how often to check whether another process has let a stream go on, at first ...
     POLL_MOST_NS = 1000000      # ... and after a long wait: 64 programs that wait would leave the host no time
     POLL_OTHERS_NS = 250000     # the same, where it is another GPU that lets it go on
-    POLLS = 8                   # of our own words, for one look at what the GPU has done meanwhile
+    POLLS = 8                   # of this process's own words, for one read of the GPU's progress
     HOST_BATCH = 16
 
 ctypedef volatile uint64_t volatile_u64
