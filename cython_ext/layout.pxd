@@ -209,7 +209,7 @@ cdef struct Slot:
     uint64_t copied_bytes    # of ``copies``
     uint32_t baton           # 1: its hook knows the baton and submits only with it
     uint32_t sm_planned      # SMs that its partition should give it (spatial mode); 0: no limit. Written by the broker
-    uint32_t sm_count        # ... and that the driver says it has; 0: not known yet
+    uint32_t sm_count        # ... and that the driver reports; 0: not known yet
     uint32_t where           # SLOT_RESIDENT and what follows it
     uint64_t traced          # records that it has ever written into its ring
     uint64_t away_bytes      # of its memory that is swapped out, never too much; written before ``where``

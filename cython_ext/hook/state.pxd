@@ -37,8 +37,8 @@ cdef enum:
     MAX_GATES = 16
     LEGACY_HANDLE = 1        # what streams are called, normalised
     OWN_HANDLE = 2
-    STREAMS = 512            # streams with work of ours, per gate
-    EVENTS = 256             # event objects of ours, per gate
+    STREAMS = 512            # streams with work of this process, per gate
+    EVENTS = 256             # event objects of the hook, per gate
     SAMPLES = 32             # timed launches under way
     LEFT_BEHIND = 64
     POOLS = 80               # memory pools of a process, and what each of MAX_GATES has for graphs
@@ -117,7 +117,7 @@ cdef struct Stream:
     Thread* owner            # of STREAM_OWN
     uint32_t flags           # STREAM_*; 0: non-blocking
     uint32_t overlapping     # so many launches ago at most, one overlapped with its predecessor; 0: none did
-    bint dirty               # work of ours since it was last seen drained
+    bint dirty               # it has had work since it was last seen drained
     uint32_t turn            # it waits for this one (Gate.turn), or did
     uint64_t after           # LaunchKey.hash of the last tracked launch
 
@@ -164,11 +164,11 @@ cdef struct Gate:
     uint64_t ledger          # place of this process in the ledger: page, slot, tag; 0 while it moves (quota.pyx)
     uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
     uint32_t round           # advanced when untracked work was seen drained: the next launches announce again
-    uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
+    uint32_t baton_open      # the baton's word while this process has it without an end; 0 too where none goes round
     uint32_t slot_index
-    uint32_t fences          # 1: the kernel fences nobody, so that each launch has to do it
+    uint32_t fences          # 1: the kernel fences no thread, so that each launch has to do it
     uint32_t primary_known   # 0: there may be a primary context that is not noted (implicit.pyx)
-    int64_t unanswered_ns    # ActivityPage.context_ns whose charge was waited for in vain
+    int64_t unanswered_ns    # a thread waited in vain for the charge of this ActivityPage.context_ns
     # --- the next line: what allocations and frees read besides
     Pieces pieces            # of its linear memory; under State.memory_lock
     Ahead ahead              # under lock
@@ -223,15 +223,15 @@ cdef struct Gate:
     uint64_t copied_bytes
     SmallTransferBudget trifles          # without a lock: a race lets one more pass
     uint32_t submitting      # admitted, not yet handed to the driver (atomic: also counted down without the lock)
-    uint32_t waiters         # threads that wait: the process wants, whatever the queue says
+    uint32_t waiters         # threads that wait: the process wants, whatever the queue has
     bint open                # --on-server-loss run, or the process ends: everything passes
     bint lost                # the server has been silent for longer than its grace
     bint calls               # the vGPU is suspended, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
     int64_t missing_ns       # since then the vGPU's directory is gone, and the node is there; 0: it is not
-    uint32_t gone            # for so long that the vGPU was removed: our grants page is of a server before (atomic)
+    uint32_t gone            # for so long that the vGPU was removed: the grants page is an earlier server's (atomic)
     bint barred              # the broker answers, but does not admit this process again: it runs as another user now
-    uint32_t broker_epoch    # of the broker that admitted us, or has confirmed our slot
+    uint32_t broker_epoch    # of the broker that admitted this process, or has confirmed its slot
     bint untracked           # work was submitted on the fast path since the last drain
     int64_t unseen_ns        # from then on launches do not wait for it any longer; 0: none has yet ...
     int64_t unseen_until_ns  # ... and until then

@@ -2,9 +2,9 @@
 
 It speaks the kernel's robust-futex protocol (owner's TID, FUTEX_WAITERS, FUTEX_OWNER_DIED in the first word of a
 ``pthread_mutex_t``), so the kernel announces a dead owner within 0.1 ms. The C library's own robust mutex is not
-used: its unlock follows list pointers stored inside the mutex, which here any process of the vGPU may overwrite, and
-would have the broker write where a tenant says. Here nothing but the one word is read from the page, every wait is
-bounded, and no symbol newer than any C library is needed.
+used. Reason: its unlock follows list pointers stored inside the mutex. Here any process of the vGPU may overwrite them,
+and make the broker write at an address of a tenant's choice. This file reads only the one word from the page, bounds
+every wait, and needs no symbol newer than any C library.
 
 A TID counts within its PID namespace, and processes of several namespaces share a page. The kernel marks a word if the
 dying thread has it on its list, or in ``list_op_pending``, and the word holds that thread's TID *as its own namespace

@@ -97,7 +97,7 @@ cdef struct SimSeat:
     uint32_t busy           # a thread takes a dead one's lock over
     uint32_t library
     int fd
-    uint64_t device         # of the file: the program may have closed our descriptor, and have another under its number
+    uint64_t device         # of the file: the program may have closed the descriptor, and reused its number
     uint64_t inode
     uint64_t pid_namespace
     SimSeat* next
@@ -169,7 +169,7 @@ cdef inline bint sim_is_present(SimGpu* gpu, uint32_t index) noexcept nogil:
         return False
     if (not sim_is_file(seat.fd, seat.device, seat.inode)
             or sim_byte_lock(seat.fd, F_OFD_GETLK, <int16_t>F_RDLCK, sim_byte_of(index), &found) != 0):
-        return True             # this program has closed our descriptor: it takes nothing away from another one
+        return True             # this program has closed the descriptor: it takes nothing away from another one
     return found != F_UNLCK
 
 

@@ -97,7 +97,8 @@ cdef inline uint32_t answering(ActivityPage* activity, const Reply* reply) noexc
 
 
 cdef bint node_listens(const Gate* gate) noexcept nogil:
-    """By the vGPU's directory: the environment is the program's, which may change it while we read."""
+    """Whether the node listens, by the vGPU's directory. The environment is the program's, which may change it during a
+    read."""
     cdef char[272] control
     cdef size_t root = strlen(gate.directory) - strlen(b"/vgpus/") - strlen(gate.vgpu_id)
     memcpy(control, gate.directory, root)

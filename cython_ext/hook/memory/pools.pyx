@@ -178,7 +178,7 @@ cdef inline int take(
 
 
 cdef uint32_t payer(uint64_t pool) noexcept nogil:
-    """The gate of the device whose pool it is; those that the program has made are known (cuMemPoolCreate)."""
+    """The gate of the pool's device; pools that the program has made are known (cuMemPoolCreate)."""
     cdef void* found
     cdef uint32_t i
     if of_graphs(pool):
@@ -340,7 +340,7 @@ cdef public void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil:
 # --- pools of the program's own
 
 cdef uint32_t payer_at(int type, const Place* place) noexcept nogil:
-    """The gate of the device whose memory the pool is made of. Managed memory that prefers no device may come to the
+    """The gate of the device that the pool takes memory from. Managed memory that prefers no device may come to the
     current one's, as that of cuMemAllocManaged."""
     cdef Gate* gate
     cdef uint32_t i

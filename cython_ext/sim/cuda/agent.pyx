@@ -45,7 +45,7 @@ cdef struct Agenda:
     int64_t due_ns          # the earliest time at which something is known to be due; INT64_MAX: none
     bint word               # a stream waits for a word in memory,
     bint remote             # for another GPU,
-    bint held               # or for what time alone does not tell
+    bint held               # or for something that time alone does not show
 
 cdef uint32_t started
 cdef uint32_t woken

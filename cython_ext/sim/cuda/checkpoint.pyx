@@ -2,8 +2,8 @@
 has nothing on the GPU. Contents live in the process, so nothing has to be copied; the time that takes is not modelled.
 Under MPS it is refused, as by the real driver.
 
-One that is restored on another GPU gets its contexts there; what is left of the old ones says where to, and goes once
-its process has followed (process.pyx).
+A process that is restored on another GPU gets its contexts there. The old contexts' remains name the new place, and go
+once the process has followed (process.pyx).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
