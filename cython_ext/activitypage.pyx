@@ -1,8 +1,8 @@
-"""The page in which a vGPU's processes say what they do, made and read from Python (layout: ``layout.pxd``).
+"""The page in which a vGPU's processes report their activity, made and read from Python (layout: ``layout.pxd``).
 
 Its mutexes are never locked through libc here. Unlocking a robust mutex makes glibc follow list pointers that lie *in
-the page*, where a tenant can put any address; a broker that did so could be made to write anywhere in itself. Servers
-look at the lock word alone (relay.pyx), or use the ledger's operations, which know this.
+the page*, where a tenant can put any address. A tenant could make such a broker write anywhere in its own memory.
+Servers read the lock word alone (relay.pyx), or use the ledger's operations, which avoid libc.
 """
 
 from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
@@ -53,7 +53,7 @@ cdef int init_robust_mutex(layout.pthread_mutex_t* mutex) except -1:
 
 cdef object claimed_state(layout.Slot* slot):
     state = native.load32(&slot.state)
-    # A word that means nothing does not make a process disappear from the books.
+    # A word without meaning does not make a process disappear from the broker's list.
     return SlotState(state) if state <= layout.SLOT_DEAD else SlotState.ACTIVE
 
 
@@ -151,9 +151,9 @@ cdef class ActivityPage(Page):
         return native.load32(&self.get().broker_epoch)
 
     def bump_broker_epoch(self):
-        """Say that a new broker has taken over, and count the slots anew: the one before may have been killed between a
-        slot and its count. From here on the ledger's lock is not the broker's before, if that died with it. Returns the
-        new epoch."""
+        """Publish that a new broker has taken over, and count the slots anew. Its predecessor may have been killed
+        between a slot and its count. If it died with the ledger's lock, the lock is not its own from here on. Returns
+        the new epoch."""
         native.store32(&self.get().processes, self.processes)
         self.epoch = native.add32(&self.get().broker_epoch, 1) + 1
         native.store32(&self.get().naming_epoch, self.epoch)
@@ -176,8 +176,8 @@ cdef class ActivityPage(Page):
         return damaged
 
     def begin_anew(self, last_epoch, taken):
-        """No process is in the vGPU: none has the baton, each lease up to ``last_epoch`` has been given back, and slots
-        that are not ``taken`` by the broker's books are free and charge nothing. Raises ``TimeoutError`` as
+        """No process is in the vGPU: none has the baton, and each lease up to ``last_epoch`` has been returned. Slots
+        that are not ``taken`` by the broker's own list are free and charge nothing. Raises ``TimeoutError`` as
         ``reap_slot``."""
         cdef layout.ActivityPage* page = self.get()
         native.store32(&page.baton, 0)
@@ -232,7 +232,7 @@ cdef class ActivityPage(Page):
     def reserve_slot(self, uint32_t pid, uint64_t start_time, command="", int index=-1, uint32_t sm_planned=0):
         """Take a slot for a process; the vGPU's broker alone does. Its index. Raises ``SlotsFull``.
 
-        ``index``: this very slot, free by the broker's own books whatever the page says; −1: the first that looks free.
+        ``index``: this very slot, free by the broker's own list, whatever the page has; −1: the first that seems free.
         ``sm_planned``: SMs of its partition, 0: none.
         """
         cdef layout.ActivityPage* page = self.get()
@@ -256,7 +256,7 @@ cdef class ActivityPage(Page):
         return index
 
     def reap_slot(self, int index):
-        """Free a dead slot: the driver shows its process no more. The bytes it was charged with; 0 if it was not dead.
+        """Free a dead slot: the driver no longer lists its process. The bytes of its charge; 0 if it was not dead.
 
         Waits some seconds at most for the ledger, whose lock a stopped process may hold. Raises ``TimeoutError``.
         """
@@ -288,8 +288,8 @@ cdef class ActivityPage(Page):
         return slot_reading(index, slot, claimed_state(slot), slot.pid, slot.start_time)
 
     def read_member(self, int index, pid, start_time, alive):
-        """The slot of a process that the caller knows from the kernel: what the process says of its work, with the
-        caller's words for which process it is and whether it lives."""
+        """The slot of a process that the caller knows from the kernel: the process's own figures of its work, with the
+        caller's identity and state of the process."""
         cdef layout.Slot* slot = self.slot(index)
         state = SlotState.DEAD
         if alive:
@@ -308,7 +308,7 @@ cdef class ActivityPage(Page):
         )
 
     def names(self, int index, pid, start_time):
-        """Whether a slot that is in use says that it is this process's. The caller has the process from the kernel."""
+        """Whether a slot in use has this process's identity. The caller has the process from the kernel."""
         cdef layout.Slot* slot = self.slot(index)
         return (
             native.load32(&slot.state) != layout.SLOT_FREE and slot.pid == pid and slot.start_time == start_time
@@ -321,7 +321,7 @@ cdef class ActivityPage(Page):
             self.free_slot(index)
 
     def free_slot(self, int index):
-        """Likewise, also if it says that it is free."""
+        """Likewise, also if the slot is marked as free."""
         cdef layout.Slot* slot = self.slot(index)
         native.store32(&slot.want, 0)
         native.store32(&slot.undrained, 0)

@@ -6,19 +6,18 @@ The lease table (``lease_table.pxd``) decides; it knows no clock and no page. Th
 thread, the clock, the relay page that it reads and the grants pages that it writes.
 
 The thread sleeps on the relay page's doorbell until the next deadline. Awake, it takes the dirty bits, reports those
-entries to the table, steps it, and writes the pages of the queues that were touched. Python's commands do the same
-from Python's thread, so that a lease that is due goes within the call; the thread is woken only if it would sleep too
-long.
+entries to the table, steps the table, and writes the pages of the queues that were touched. Python's commands do the
+same from Python's thread. So a lease that is due goes within the call. Such a command wakes the thread only if that
+would sleep too long.
 
-Two kinds of moments are met awake (``next_look_ns``): a start that somebody waits for to the microsecond (``sharp``),
-since absolute futex time-outs overshoot by tens of µs; and, where there are cores to spare, the end of a lease whose
-drain somebody waits for, since waking an idle core takes longer than the hand-over itself.
+The thread is awake for two kinds of moments (``next_look_ns``). The first is a start that a vGPU waits for to the
+microsecond (``sharp``): absolute futex time-outs overshoot by tens of µs. The second, where there are cores to spare,
+is the end of a lease whose drain another lease waits for: waking an idle core takes longer than the hand-over itself.
 
 Locks and order
 ---------------
-``lock`` protects the table and every page's plan; it is held for microseconds, by the thread or by one Python caller,
-who takes it without the GIL. No other lock is taken under it. Futex wakes and the eventfd are written after it is let
-go.
+``lock`` protects the table and every page's plan. The thread, or one Python caller without the GIL, holds it for
+microseconds. No other lock is taken under it. Futex wakes and the eventfd's write come after its release.
 
 Doorbell: its value is read before the dirty bits are taken; relays set their bit before they ring. So a bit set too
 late for this pass finds the doorbell moved, and the wait returns at once.
@@ -78,8 +77,8 @@ cdef struct Engine:
     Relays* relays
     GrantsAt[256] pages       # NULL: no such vGPU
     uint64_t[4] wake         # pages whose sleepers must be woken once the lock is free
-    bint signalled           # the eventfd says that there are events
-    bint free                # pages say that the GPU is
+    bint signalled           # the eventfd shows that there are events
+    bint free                # the pages show that the GPU is free
     bint stopping
     bint spins
     int events_descriptor
@@ -90,8 +89,9 @@ cdef struct Engine:
     pthread_t thread
 
 
-cdef inline void tell_free(Engine* engine, bint is_free) noexcept nogil:
-    """Every page says which lease may be taken without GO, or that none may. Nobody who sleeps is concerned."""
+cdef inline void publish_free(Engine* engine, bint is_free) noexcept nogil:
+    """Publish in every page which lease may start without GO, or that none may. No sleeping thread waits for this word.
+    """
     cdef int key
     if is_free == engine.free:
         return
@@ -107,7 +107,7 @@ cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
     cdef int key
     table_step(engine.table, at_ns)
     if not engine.table.free:
-        tell_free(engine, 0)     # before the pages: what is granted now may be begun at once
+        publish_free(engine, 0)     # before the pages: a lease that is granted now may begin at once
     key = next_key(engine.table.touched, 0)
     while key >= 0:
         if engine.pages[key] != NULL:
@@ -116,10 +116,10 @@ cdef inline void settle(Engine* engine, int64_t at_ns) noexcept nogil:
             put(engine.wake, key, 1)
         put(engine.table.touched, key, 0)
         key = next_key(engine.table.touched, key + 1)
-    tell_free(engine, engine.table.free)
+    publish_free(engine, engine.table.free)
 
 
-cdef inline void hear(Engine* engine) noexcept nogil:
+cdef inline void take_reports(Engine* engine) noexcept nogil:
     """Report the dirty entries to the table. Under the lock."""
     cdef uint64_t[4] dirty
     cdef Report report
@@ -146,7 +146,7 @@ cdef inline void beat(Engine* engine, int64_t at_ns) noexcept nogil:
 
 
 cdef inline int64_t next_look_ns(Engine* engine, int64_t at_ns, bint* spin) noexcept nogil:
-    """Until when the thread may rest, as things stand; ``spin``: awake. Under the lock."""
+    """Until when the thread may rest in the present state; ``spin``: awake. Under the lock."""
     cdef bint sharp
     cdef int64_t deadline_ns = table_deadline(engine.table, &sharp)
     cdef int64_t handover_ns = FOREVER_NS, lasted_ns = 0, before_ns, after_ns
@@ -168,8 +168,9 @@ cdef inline int64_t next_look_ns(Engine* engine, int64_t at_ns, bint* spin) noex
     return until_ns
 
 
-cdef inline void let_go(Engine* engine) noexcept nogil:
-    """Give up the lock, then tell whom it concerns. A page may vanish meanwhile: a wake on no memory does nothing."""
+cdef inline void unlock(Engine* engine) noexcept nogil:
+    """Release the lock, then wake the sleepers of changed pages, and signal the scheduler. A page may vanish meanwhile:
+    a wake on no memory does nothing."""
     cdef uint64_t[4] wake
     cdef GrantsAt[256] pages
     cdef bint signal = engine.table.ring.pressing and not engine.signalled
@@ -204,31 +205,31 @@ cdef inline void ring(Engine* engine) noexcept nogil:
 
 cdef void* engine_main(void* argument) noexcept nogil:
     cdef Engine* engine = <Engine*>argument
-    cdef uint32_t heard
+    cdef uint32_t rung
     cdef int64_t at_ns, until_ns
     cdef bint spin
     pthread_setname_np(pthread_self(), "vgpu-dispatch")
     prctl(PR_SET_TIMERSLACK, 1)
     while True:
-        heard = load32(&engine.relays.doorbell)
+        rung = load32(&engine.relays.doorbell)
         pthread_mutex_lock(&engine.lock)
         if engine.stopping:
             pthread_mutex_unlock(&engine.lock)
             return NULL
         engine.wakes += 1
         engine.sleeps_until_ns = 0
-        hear(engine)
+        take_reports(engine)
         at_ns = now_ns()
         settle(engine, at_ns)
         if at_ns >= engine.beat_ns:
             beat(engine, at_ns)
         until_ns = engine.sleeps_until_ns = next_look_ns(engine, at_ns, &spin)
-        let_go(engine)
+        unlock(engine)
         if spin:
-            while load32(&engine.relays.doorbell) == heard and now_ns() < until_ns:
+            while load32(&engine.relays.doorbell) == rung and now_ns() < until_ns:
                 pause()
         else:
-            futex_wait(&engine.relays.doorbell, heard, until_ns)
+            futex_wait(&engine.relays.doorbell, rung, until_ns)
 
 
 cdef int engine_publish(Engine* engine, uint32_t key, const PublishedLease* published) noexcept nogil:
@@ -239,7 +240,7 @@ cdef int engine_publish(Engine* engine, uint32_t key, const PublishedLease* publ
     table_step(engine.table, at_ns)
     result = table_publish(engine.table, key, published, at_ns)
     settle(engine, at_ns)
-    let_go(engine)
+    unlock(engine)
     return result
 
 
@@ -251,13 +252,13 @@ cdef bint engine_withdraw(Engine* engine, uint32_t key, uint32_t epoch) noexcept
     table_step(engine.table, at_ns)
     result = table_withdraw(engine.table, key, epoch, at_ns)
     settle(engine, at_ns)
-    let_go(engine)
+    unlock(engine)
     return result
 
 
 cdef void engine_allow(Engine* engine, uint32_t key, uint32_t epoch, int64_t allowance_ns) noexcept nogil:
-    """The page gets its sum. Hooks are woken where the limit comes or goes; a gate that waits for more looks every
-    millisecond by itself."""
+    """Write the allowed sum into the page. Hooks are woken where the limit comes or goes. A gate that waits for more
+    reads it every millisecond by itself."""
     cdef Grants* page
     cdef int64_t allowed_ns
     pthread_mutex_lock(&engine.lock)
@@ -268,7 +269,7 @@ cdef void engine_allow(Engine* engine, uint32_t key, uint32_t epoch, int64_t all
             add32(&page.change, 1)
             put(engine.wake, key, 1)
         storei64(&page.allowed_ns, allowed_ns)
-    let_go(engine)
+    unlock(engine)
 
 
 cdef void engine_add(Engine* engine, uint32_t key, Grants* page) noexcept nogil:
@@ -282,7 +283,7 @@ cdef void engine_add(Engine* engine, uint32_t key, Grants* page) noexcept nogil:
     read_report(&engine.relays.entries[key], &report)
     table_add(engine.table, key, &report, at_ns)
     settle(engine, at_ns)
-    let_go(engine)
+    unlock(engine)
 
 
 cdef void engine_remove(Engine* engine, uint32_t key) noexcept nogil:
@@ -295,7 +296,7 @@ cdef void engine_remove(Engine* engine, uint32_t key) noexcept nogil:
     put(engine.wake, key, 0)
     engine.pages[key] = NULL
     memset(&engine.relays.entries[key], 0, sizeof(RelayEntry))
-    let_go(engine)
+    unlock(engine)
 
 
 cdef class Dispatcher:
@@ -350,12 +351,12 @@ cdef class Dispatcher:
         return key
 
     def fileno(self):
-        """Readable when ``events`` has something that presses: more than OBSERVED, or than WENT at the tail of another
-        lease, which is told of a little later. The descriptor is the dispatcher's: do not close it."""
+        """Readable when ``events`` has an urgent event: any but OBSERVED, and WENT at the tail of another lease, which
+        is signalled a little later. The descriptor is the dispatcher's: do not close it."""
         return self.running().events_descriptor
 
     def add(self, key, GrantsPage grants_page not None):
-        """Take charge of a vGPU's grants page. Its relay may have spoken already: a want then shows up as an event."""
+        """Take charge of a vGPU's grants page. If its relay has reported a want already, that becomes an event."""
         engine = self.running()
         if not 0 <= key < MAX_VGPUS:
             raise IndexError(f"vGPU key {key}: a GPU has keys 0 … {MAX_VGPUS - 1}")
@@ -370,7 +371,8 @@ cdef class Dispatcher:
             engine_add(engine, index, page)
 
     def remove(self, key):
-        """The vGPU is gone: its leases count as drained, without events. The key is free once its broker is gone."""
+        """The vGPU was removed: its leases count as drained, without events. The key is free once its broker has ended.
+        """
         cdef uint32_t index = self.known(key)
         cdef GrantsPage page = self.grants_pages[key]
         with nogil:
@@ -416,7 +418,7 @@ cdef class Dispatcher:
             engine_allow(self.engine, index, asked, allowance)
 
     def events(self):
-        """What happened since the last call, oldest first. Ends with a LOST event if the ring was too small."""
+        """The events since the last call, oldest first. The last one is LOST if the ring was too small."""
         cdef Engine* engine = self.running()
         cdef LeaseEvent* filled
         cdef uint32_t count
@@ -496,7 +498,8 @@ cdef class Dispatcher:
         )
 
     def close(self):
-        """Stop the thread and let go of all pages. They keep their last plans; nobody gives GO any more. Idempotent."""
+        """Stop the thread and release all pages. They keep their last plans; no thread gives GO any more. Idempotent.
+        """
         cdef Engine* engine = self.engine
         cdef GrantsPage page
         if engine == NULL:

@@ -1,9 +1,10 @@
 """Derives from the list of intercepted functions (client_hook/symbols.py) everything that must agree with it.
 
-Written, and ignored by git: ``hook/exports.map`` for the linker, ``hook/generated/driver.h`` with a typed call
-``real_NAME`` of each real function, ``table.h`` with the rows that the doors search, ``hook/generated/driver.pxd`` with
-its declarations for Cython, ``calls.pyx`` with the wrappers that only ask before the call or tell after it, or nothing.
-Run by setup.py before the build; files are rewritten only when they change.
+It writes files that git ignores: ``hook/exports.map`` for the linker, ``hook/generated/driver.h`` with a typed call
+``real_NAME`` of each real function, ``table.h`` with the rows that symbol lookup searches,
+``hook/generated/driver.pxd`` with its declarations for Cython, and ``calls.pyx``. That has the wrappers that only check
+before the call, report after it, or do neither. setup.py runs this before the build; files are rewritten only when they
+change.
 """
 
 from __future__ import annotations
@@ -220,7 +221,7 @@ def calls() -> str:
 
 def question(symbol: Symbol) -> str:
     """The call that lets ``symbol`` through: its pass, the stream, whether stream 0 is the thread's own, whether the
-    call may wait for the work, and what the table says."""
+    call may wait for the work, and the arguments from the table."""
     name, _, rest = symbol.before.partition("(")
     streams = "void* stream" in symbol.arguments
     stream = "stream" if streams else "NULL"

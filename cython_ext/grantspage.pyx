@@ -1,4 +1,4 @@
-"""The page that says what a vGPU may do, written and read from Python (layout: ``layout.pxd``)."""
+"""The page that shows what a vGPU may do, written and read from Python (layout: ``layout.pxd``)."""
 
 import os
 
@@ -74,7 +74,7 @@ cdef class GrantsPage(Page):
         self.implicit_bytes = implicit_bytes
         self.flags = flags
         page.alive_ns = native.now_ns()
-        # The seal holds even for a writable descriptor; a read-only one says so in /proc/PID/fdinfo as well.
+        # The seal holds even for a writable descriptor; /proc/PID/fdinfo also shows a read-only one as such.
         read_only = os.open(f"/proc/self/fd/{self.descriptor}", os.O_RDONLY | os.O_CLOEXEC)
         os.close(self.descriptor)
         self.descriptor = read_only
@@ -193,7 +193,8 @@ cdef class GrantsPage(Page):
 
     @property
     def implicit_ns(self):
-        """``implicit_bytes`` has all that contexts took until then; 0: nobody has looked yet. To be set after it."""
+        """``implicit_bytes`` has all that contexts took until then; 0: not read yet. Set it after ``implicit_bytes``.
+        """
         return native.loadi64(&self.get().implicit_ns)
 
     @implicit_ns.setter
@@ -230,7 +231,7 @@ cdef class GrantsPage(Page):
         return native.loadi64(&self.get().alive_ns)
 
     def wake(self):
-        """Wake everybody who waits on the page; works on read-only mappings. Used when a page's server is no more."""
+        """Wake all threads that wait on the page; works on read-only mappings. Used when a page's server has ended."""
         native.futex_wake(&self.get().change, INT_MAX)
 
     def plan(self):

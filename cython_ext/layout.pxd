@@ -4,17 +4,17 @@ Theory of operation
 -------------------
 Four kinds of page connect the processes of one GPU. All are memfds, mapped and then closed.
 
-``GrantsPage``, one per vGPU. Written by the GPU Server only and sealed (F_SEAL_FUTURE_WRITE), mapped read-only by
-broker and hooks. It says what the vGPU may do: current and next lease, GO, window, memory limit.
+``GrantsPage``, one per vGPU. Only the GPU Server writes it; it is sealed (F_SEAL_FUTURE_WRITE). The broker and the
+hooks map it read-only. It shows what the vGPU may do: current and next lease, GO, window, memory limit.
 
-``ActivityPage``, one per vGPU. Written by hooks and the broker, sealed against resizing. It says what the processes of
-the vGPU do: a ``Slot`` per process, the memory ledger, a doorbell. Everything in it is a tenant's word.
+``ActivityPage``, one per vGPU. Hooks and the broker write it; it is sealed against resizing. It shows what the vGPU's
+processes do: a ``Slot`` per process, the memory ledger, a doorbell. A tenant may write anything in it.
 
-``RelayPage``, one per GPU Server. Written by the brokers (trusted: started by the server), read by the dispatcher. One
-``RelayEntry`` per vGPU: its processes' wants and drains, merged.
+``RelayPage``, one per GPU Server. The brokers write it (trusted: the server starts them), and the dispatcher reads it.
+It has one ``RelayEntry`` per vGPU: its processes' wants and drains, merged.
 
-``StorePage``, one per user with vGPUs that are swapped. Made by the GPU Server, written by that user's hooks: host
-memory for what is away from the card, and whose each block of it is.
+``StorePage``, one per user with vGPUs that are swapped. The GPU Server makes it, and that user's hooks write it. It is
+host memory for what is swapped out of the card, and names the owner of each block.
 
 The path of a token:  hook: want, doorbell → broker's relay thread: merges, ``RelayEntry``, relay doorbell → dispatcher
 thread of the server: GO into the ``GrantsPage``, futex → hook. Python is on none of these hops.
@@ -26,14 +26,14 @@ Rules of publication
   moved while they copied. (A seqlock's reader would hang for ever.)
 * Every futex word is a counter that is advanced before the wake, so no wake is lost.
 * Epochs are 32-bit, start at 1 and grow by one per lease of a GPU; compare them with ``epoch_reached`` (wrap-safe).
-  0 is "none". A process may have been idle for any number of leases of others: what its slot says of an epoch is
-  compared with ``epoch_past``.
+  0 is "none". A process may have been idle for any number of leases of other vGPUs. So compare an epoch in its slot
+  with ``epoch_past``.
 * Fields are only ever appended. A hook refuses a page whose ``size`` is more than it knows. So ``size`` stays what it
   was under ``min_version``. The file has the appended fields behind it; where the maker lacks them, they are zero.
   ``min_version`` is the oldest reader that understands the page.
-* A lock that processes of several PID namespaces share names no TID (logic/section.pxd). Processes of before, which put
-  theirs in ``ActivityPage.ledger``, are not refused: no name looks like a TID, so both kinds exclude each other, and
-  ``ledger_name`` and ``naming_epoch`` say whether a TID there can be an owner's. LAYOUT_MIN_VERSION stays.
+* A lock that processes of several PID namespaces share names no TID (logic/section.pxd). Older processes, which put
+  theirs in ``ActivityPage.ledger``, are not refused. No name is like a TID, so both kinds exclude each other.
+  ``ledger_name`` and ``naming_epoch`` show whether a TID there can be an owner's. LAYOUT_MIN_VERSION stays.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
@@ -61,8 +61,8 @@ cdef enum:
     GRANTS_REMOVED = 2       # the vGPU was removed: every gate fails with an error
     GRANTS_LOSS_ERROR = 4    # --on-server-loss error (default: block)
     GRANTS_LOSS_RUN = 8      # --on-server-loss run
-    GRANTS_TRACED = 16       # somebody records what happens: hooks note in their rings what they see of the GPU
-    GRANTS_STILL = 64        # no lease comes for a while: what is queued ahead of one is let run, and nothing more is
+    GRANTS_TRACED = 16       # a client traces: hooks record in their rings what they observe of the GPU
+    GRANTS_STILL = 64        # no lease comes for a while: work queued ahead is let run, and no more is queued
     GRANTS_MANAGED = 32      # --oversubscribe managed: plain allocations are managed memory
     GRANTS_SWAPPABLE = 128   # --oversubscribe swap: plain allocations can leave the card and come back
     GRANTS_AWAY = 256        # ... and are to be in the host's memory; with GRANTS_STILL, and while no lease is given
@@ -74,14 +74,14 @@ cdef enum:
     SLOT_FREE = 0
     SLOT_RESERVED = 1        # handed out by the broker, the process has not mapped it yet
     SLOT_ACTIVE = 2
-    SLOT_DEAD = 3            # its process is gone; waits for the driver to let its memory go
+    SLOT_DEAD = 3            # its process is dead; waits until the driver has freed its memory
 
     # Slot.where: of what can leave the card
     SLOT_RESIDENT = 0        # on the card
     SLOT_AWAY = 1            # in the host's memory
     SLOT_STUCK = 2           # the move that GRANTS_AWAY asks for was not possible; it is tried again
     SLOT_MOVING = 3
-    SLOT_KEPT_AWAY = 4       # ... and that which GRANTS_PRESENT asks for
+    SLOT_KEPT_AWAY = 4       # the same for the move that GRANTS_PRESENT asks for
 
     # memory kinds, index of Slot.committed_bytes
     KIND_DEVICE = 0          # cuMemAlloc, pitched
@@ -93,7 +93,7 @@ cdef enum:
     MEMORY_KINDS = 8
 
     # TraceRecord.kind
-    TRACE_BUSY = 1           # the GPU had work of the process from begin to end, as the books have it
+    TRACE_BUSY = 1           # the GPU had work of the process from begin to end, by its backlog
     TRACE_LAUNCH = 2         # a launch that was timed: ended at ``end_ns`` at the latest; value: see logic/trace.pxd
     TRACE_DRAIN = 3          # a lease that ended at begin (0: it had no end) had drained at end; value: see there
     TRACE_RING = 512         # records of one process that a reader may be behind
@@ -144,19 +144,19 @@ cdef struct GrantsPage:
     uint32_t reserved0
     uint64_t memory_limit_bytes
     uint64_t implicit_bytes  # contexts, modules, stacks: read from NVML by the server, charged beside the ledger
-    int64_t window_ns        # most predicted GPU time a process may have queued while others wait
+    int64_t window_ns        # most predicted GPU time a process may have queued while other vGPUs wait
     int64_t grace_ns         # how long a gate waits on a silent server before on-server-loss applies
     int64_t alive_ns         # the dispatcher's heartbeat, at least every 100 ms
     uint64_t total_memory_bytes   # of the physical card
     char[64] vgpu_id         # NUL-terminated
     char[48] gpu_uuid
-    uint32_t free_epoch      # the GPU is free: a standby lease that may be taken without GO (logic/gate.pxd); else 0
-    uint32_t company_ppm     # of a vGPU that takes turns beside sharers: the part of the time that they used lately
+    uint32_t free_epoch      # the GPU is free: a standby lease that may start without GO (logic/gate.pxd); else 0
+    uint32_t company_ppm     # of an exclusive vGPU beside shared leases: the part of the time that they used lately
     uint64_t process_limit_bytes  # the most that one process may own; 0: as much as the vGPU
     uint64_t card_limit_bytes     # of its limit what it may own just now, where that depends on others; 0: all of it
     uint64_t present_bytes   # of what can be moved, so much may be on the card while it comes; 0: all of it
     uint64_t spare_bytes     # an allocation that waits for more room than this waits in vain; 0: not known
-    int64_t implicit_ns      # implicit_bytes has all that contexts took until then; 0: nobody has looked yet
+    int64_t implicit_ns      # implicit_bytes has all that contexts took until then; 0: not read yet
     uint8_t[8] reserved2
     # --- hot: one cache line, read by every gated launch
     uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path
@@ -200,26 +200,26 @@ cdef struct Slot:
     uint64_t peak_bytes
     uint64_t refusals
     uint64_t refused_bytes   # size of the last refused request
-    # what the commit under way sets committed_bytes and reserved_bytes to, redone by who finds its owner dead
+    # the commit under way sets committed_bytes and reserved_bytes to these; redone by the finder of a dead owner
     uint64_t intent_bytes
     uint64_t intent_kind     # 1 + KIND_* while an operation is under way, else 0
     uint64_t intent_reserved_bytes
     char[64] command         # argv[0], for ps; a tenant's word
-    uint32_t turn            # the newest epoch whose work may run: what is queued ahead waits for it, on the GPU
-    uint32_t tail_epoch      # takes no more work, and what still runs under it is short (logic/handover.pxd)
+    uint32_t turn            # the newest epoch whose work may run: work queued ahead waits for it, on the GPU
+    uint32_t tail_epoch      # takes no more work, and the work that still runs is short (logic/handover.pxd)
     uint64_t copied_bytes    # of ``copies``
     uint32_t baton           # 1: its hook knows the baton and submits only with it
     uint32_t sm_planned      # SMs that its partition should give it (spatial mode); 0: no limit. Written by the broker
-    uint32_t sm_count        # ... and that the driver says it has; 0: not known yet
+    uint32_t sm_count        # ... and that the driver reports; 0: not known yet
     uint32_t where           # SLOT_RESIDENT and what follows it
     uint64_t traced          # records that it has ever written into its ring
-    uint64_t away_bytes      # of its memory in the host's, never too much; written before ``where``
+    uint64_t away_bytes      # of its memory that is swapped out, never too much; written before ``where``
     int64_t moved_ns         # how long the last move took ...
     uint64_t room_bytes      # an allocation waits for so much more of the card; 0: none does
     int64_t pinned_ns        # ... and how much of that to pin host memory
     uint32_t ends            # 1: the process has begun to end, with calls of the driver
-    uint32_t unpredicted     # 1: of some that was submitted nobody knows how long it takes: predicted_end_ns is void
-    int64_t locked_out_ns    # its hook's thread has lived then, kept from its books by a thread of the program
+    uint32_t unpredicted     # 1: some submitted work has no known length: predicted_end_ns is void
+    int64_t locked_out_ns    # the hook thread lived then, while a thread of the program held gate.lock
     uint32_t ledger_name     # what its hook puts in ``ledger`` (logic/section.pxd); 0: an older hook, which puts TIDs
     uint32_t demand_ppm      # the part of its time in which it needs the GPU (logic/demand.pxd); 0: not measured
     uint32_t waits_ppm       # the part of the last 200 ms in which it waited for the GPU
@@ -234,7 +234,7 @@ cdef struct ActivityPage:
     uint32_t broker_epoch    # advanced by each broker that takes over the page
     uint32_t doorbell        # futex; hooks → broker's relay thread
     uint32_t returned_epoch  # the vGPU gave this epoch back: no gate may use it or an older one
-    uint32_t want            # merged by the relay: what the server was told
+    uint32_t want            # merged by the relay, as reported to the server
     uint32_t processes       # slots not free
     uint32_t baton           # futex; which process may submit (logic/baton.pxd); 0: no baton goes round
     uint32_t pad0
@@ -301,11 +301,11 @@ cdef struct RelayPage:
 
 
 cdef struct StorePage:
-    # 64 bytes, then ``owners``: for each block who has it (logic/store.pxd), and from ``offset`` on the blocks, 2 MiB
-    # each. Every process that has it may write all of it.
+    # 64 bytes, then ``owners``: the owner of each block (logic/store.pxd), and from ``offset`` on the blocks, 2 MiB
+    # each. Every process that maps the page may write all of it.
     PageHeader header
     uint32_t blocks
-    uint32_t ready           # so many have memory behind them: others are not to be had yet
+    uint32_t ready           # so many have memory behind them: the others cannot be taken yet
     uint64_t offset
     uint64_t[3] pad
 
@@ -316,6 +316,7 @@ cdef inline bint epoch_reached(uint32_t now, uint32_t wanted) noexcept nogil:
 
 
 cdef inline bint epoch_past(uint32_t now, uint32_t wanted) noexcept nogil:
-    """Whether ``now``, the last epoch that somebody is done with, says so of ``wanted``, too. One from 2³¹ leases ago
-    seems to be newer; but whoever is done with a newer one than those that are shown is so by a few leases only."""
+    """Whether ``now``, the last epoch that a process is done with, includes ``wanted``. An epoch from 2³¹ leases ago
+    seems to be newer. But a process that is done with a newer epoch than the plan shows is ahead by a few leases only.
+    """
     return now != 0 and wanted != 0 and now - wanted < EPOCHS_PAST

@@ -1,4 +1,4 @@
-"""The dispatcher's decisions, without its thread, pages and clock: which lease gets GO now, and when to look again.
+"""The dispatcher's decisions, without its thread, pages and clock: which lease gets GO now, and when to step again.
 
 Theory of operation
 -------------------
@@ -7,7 +7,7 @@ that are not over yet, oldest first. A published lease waits, then it *went* (GO
 the queue. Four things move it:
 
 * ``table_publish`` / ``table_withdraw``: the scheduler's commands;
-* ``table_report``: what the vGPU's relay says (wants, returned, drained);
+* ``table_report``: what the vGPU's relay reports (wants, returned, drained);
 * ``table_step``: time has passed. Each lease that is due gets GO; leases that their vGPU no longer wants end;
 * ``table_remove``: the vGPU is gone, which counts as drained.
 
@@ -105,7 +105,7 @@ cdef inline PublishedLease* table_find(LeaseTable* table, uint32_t key, uint32_t
 
 
 cdef inline void table_clear_dependency(LeaseTable* table, uint32_t key, uint32_t epoch, int64_t at_ns) noexcept nogil:
-    """Nobody need wait for this lease any more."""
+    """No other lease need wait for this one any more."""
     cdef PublishedLease* published
     cdef uint32_t i, j
     cdef int other = next_key(table.waiting, 0)
@@ -164,7 +164,7 @@ cdef inline void table_go(LeaseTable* table, uint32_t key, uint32_t index, int64
         table.forced += 1
         due = published.lease.go_by_ns
         published.waits = 0
-    # Without ON_GO the hooks did not wait for us: the lease is as old as it said.
+    # Without ON_GO the hooks did not wait for the dispatcher: the lease began when it was due.
     published.go_ns = now_ns if published.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
     first_ns = published.go_ns
     # taken before GO
@@ -418,7 +418,8 @@ cdef inline void table_wants(LeaseTable* table, uint32_t key, bint want, int64_t
 
 
 cdef inline void table_report(LeaseTable* table, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
-    """What the relay says now. Step to ``now_ns`` first (a hook may have begun before us), and after."""
+    """Take the relay's present report. Step to ``now_ns`` before (a hook may have begun before the thread), and after.
+    """
     cdef VgpuQueue* queue = &table.queues[key]
     cdef Report before = queue.report
     cdef PublishedLease* published
@@ -453,7 +454,7 @@ cdef inline void table_report(LeaseTable* table, uint32_t key, const Report* rep
 
 
 cdef inline void table_add(LeaseTable* table, uint32_t key, const Report* report, int64_t now_ns) noexcept nogil:
-    """A new vGPU. ``report``: what its entry says already; epochs in it are of another time, a want is news."""
+    """A new vGPU. ``report``: its entry's present words. Epochs in it are of another time; a want is new."""
     cdef VgpuQueue* queue = &table.queues[key]
     memset(queue, 0, sizeof(VgpuQueue))
     queue.present = 1

@@ -1,4 +1,4 @@
-"""What the processes of a vGPU add up to: the relay's state and its merge, without threads (theory: relay.pyx)."""
+"""The sum of a vGPU's processes: the relay's state and its merge, without threads (theory: relay.pyx)."""
 
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
 from libc.string cimport memset
@@ -23,12 +23,12 @@ cdef extern from "limits.h":
 
 cdef enum:
     LOOK_NS = 1_000_000_000      # no wait on a tenant's word is longer
-    UNPREDICTED_PATIENCES = 100  # for who stands still with work of unknown length: 10 s, kernels are shorter
+    UNPREDICTED_PATIENCES = 100  # for a stopped process with work of unknown length: 10 s, kernels are shorter
     SLEPT_NS = 5_000_000         # a lease at least so long was time enough to wake for it
-    AHEAD_LATE_NS = 5_000_000    # into a lease, what was queued ahead of it should have been released long ago
+    AHEAD_LATE_NS = 5_000_000    # into a lease, work queued ahead of it should have been released long ago
     LAUNCH_LEAST_NS = 100        # no process submits faster
     RECENT = 1 << 30             # epochs closer than this compare safely
-    BATON_STEPS = 8              # at one look; three are the most that processes need who do not flicker
+    BATON_STEPS = 8              # in one merge; processes with steady wants need three at most
 
 
 cdef struct Counter:
@@ -58,23 +58,23 @@ cdef struct Wire:
     Relays* relays
     uint32_t key
     bint stopping
-    bint retell                  # a new page: tell everything
+    bint publish_all             # a new page: publish everything
     int events_descriptor
     uint64_t admitted            # bit per slot
-    uint64_t died                # bit per slot, until Python has heard
-    # --- what was told, and what is known of the lease in force
+    uint64_t died                # bit per slot, until Python has read it
+    # --- what was reported, and what is known of the lease in force
     bint want
-    uint32_t told_drained
-    uint32_t told_returned
-    uint32_t told_tail
-    uint32_t told_stranded
-    int64_t told_context_ns      # a context for which a look at NVML was asked for, ...
-    int64_t look_told_ns         # ... when, ...
-    uint32_t look                # ... and Python has not heard of it yet
+    uint32_t reported_drained
+    uint32_t reported_returned
+    uint32_t reported_tail
+    uint32_t reported_split_drain
+    int64_t reported_context_ns  # a context for which the relay requested an NVML reading, ...
+    int64_t reading_asked_ns         # ... when, ...
+    uint32_t look                # ... and Python has not read the request yet
     Lease held                   # the newest lease that was usable; epoch 0: none yet
     Lease before                 # the one before it
     Lease over                   # the newest of the two that is over, as of this merge
-    uint32_t judged              # the newest lease of which is known who slept through it
+    uint32_t judged              # the newest lease that ``clear_stale_wants`` has judged
     int64_t returned_ns
     uint64_t busy_ns
     uint64_t launches
@@ -94,7 +94,7 @@ cdef struct Wire:
 
 cdef struct Merged:
     bint want
-    bint limited                 # by ``drained_epoch``: somebody has work on the GPU, of the lease that is over perhaps
+    bint limited                 # by ``drained_epoch``: a process has work on the GPU, perhaps of the lease just over
     uint32_t drained_epoch
     int64_t drained_ns
     int64_t want_since_ns
@@ -102,7 +102,7 @@ cdef struct Merged:
     int64_t refill_ns
     int64_t predicted_end_ns
     int64_t counted_ns
-    uint32_t submitted_epoch     # the newest lease that somebody submitted work under ...
+    uint32_t submitted_epoch     # the newest lease that a process submitted work under ...
     int64_t submitted_ns         # ... the first of them at this time
     uint32_t processes
     uint32_t demand_ppm
@@ -111,7 +111,7 @@ cdef struct Merged:
     uint64_t work_ns
     bint tail                    # a process takes no more work under the lease in force, and will soon have drained ...
     bint spent                   # ... or has drained
-    bint stranded                # a process wants that has drained the newest lease
+    bint split_drain             # a process wants that has drained the newest lease
 
 
 cdef inline uint64_t lowest(uint64_t bits) noexcept nogil:
@@ -136,7 +136,7 @@ cdef inline uint64_t growth(Counter* counter, uint64_t now, uint64_t most) noexc
 
 
 cdef inline void tell_processes(Wire* wire) noexcept nogil:
-    """How many processes were admitted and are not known to be dead: what an MPS server counts, too."""
+    """Publish how many processes were admitted and are not known to be dead: an MPS server counts those, too."""
     cdef uint64_t left = wire.admitted
     cdef uint32_t count = 0
     while left:
@@ -146,10 +146,10 @@ cdef inline void tell_processes(Wire* wire) noexcept nogil:
 
 
 cdef inline bint stopped(const Wire* wire, int index, int64_t at_ns) noexcept nogil:
-    """Whether the process has work of which nobody has heard for as long as the baton waits, and which should have run
-    by its own prediction: then it stands still, what it submitted has run, and neither its siblings nor others wait for
-    it. One whose kernel takes so long says every few milliseconds that the GPU is busy, or at least that it lives. What
-    it has no prediction of is waited for much longer: the GPU goes on while the process stands still."""
+    """Whether the process is stopped. It has work, has reported nothing for as long as the baton waits, and its own
+    prediction says that the work has run. Then the work has run, and neither its siblings nor other vGPUs wait for it.
+    A process with so long a kernel reports every few milliseconds that the GPU is busy, or at least that it lives. For
+    work without a prediction the relay waits much longer: the GPU goes on while the process is stopped."""
     cdef const Slot* slot = &wire.activity.slots[index]
     cdef int64_t silent_ns
     if not wire.baton.late >> index & 1:
@@ -181,10 +181,10 @@ cdef inline bint in_force(const Wire* wire) noexcept nogil:
 
 
 cdef inline void release_ahead(Wire* wire, int64_t at_ns) noexcept nogil:
-    """What a process queued ahead of the lease that is in force waits for this word. It does that itself, and at once;
-    but its threads may all be held up in the driver by that very queue. Then the relay's regular look is the last
-    resort, in the first half of a lease: what is released is half a lease of work at most, and nobody would report it.
-    """
+    """Advance ``Slot.turn`` for work that a process queued ahead of the lease in force. The process does that itself,
+    at once. But its threads may all be held up in the driver by that very queue. Then the relay's regular merge is the
+    last resort, in the first half of a lease. Reason: the release lets half a lease of work run at most, and the
+    stuck process would not report it."""
     cdef int64_t late_ns = at_ns - wire.held.start_ns
     cdef bint due = in_force(wire) and AHEAD_LATE_NS < late_ns < (wire.held.end_ns - wire.held.start_ns) / 2
     cdef uint64_t left = wire.admitted if due else 0
@@ -202,9 +202,9 @@ cdef inline void release_ahead(Wire* wire, int64_t at_ns) noexcept nogil:
 
 
 cdef inline void clear_stale_wants(Wire* wire) noexcept nogil:
-    """A process that asked for the lease that has just ended and slept through all of it (stopped, frozen) wants no
-    more: others need not wait for it again. Awake, its gate says anew what it wants, within one look. Who waited for
-    the baton did not sleep."""
+    """Clear the want of a process that wanted the lease that has just ended, and slept through all of it (stopped,
+    frozen). Other vGPUs need not wait for it again. Once awake, its gate publishes its want anew at its next poll. A
+    process that waited for the baton did not sleep."""
     cdef bint ended = not in_force(wire) and wire.over.epoch != wire.judged
     cdef bint missed = ended and wire.over.end_ns - wire.over.start_ns >= SLEPT_NS
     cdef uint64_t left = 0 if in_force(wire) else wire.admitted
@@ -273,12 +273,12 @@ cdef inline void merge_slots(Wire* wire, uint32_t held_epoch, int64_t at_ns, Mer
             if 0 < since < merged.want_since_ns:
                 merged.want_since_ns = since
         if load32(&slot.want) and not undrained and epoch_past(drained, held_epoch):
-            merged.stranded = 1
+            merged.split_drain = 1
         if undrained and not epoch_past(drained, wire.over.epoch):
             if not merged.limited:
                 merged.drained_epoch = drained
             elif merged.drained_epoch != 0 and not epoch_reached(drained, merged.drained_epoch):
-                merged.drained_epoch = drained       # the oldest; 0, of who has drained none yet, is older than any
+                merged.drained_epoch = drained       # the oldest; 0 (it has drained none yet) is older than any
             merged.limited = 1
         if undrained:        # read before busy_ns, which may only be newer
             merged.counted_ns = min(merged.counted_ns, loadi64(&slot.counted_ns))
@@ -311,7 +311,7 @@ cdef inline bint begun(const Lease* lease, uint32_t go_epoch, int64_t at_ns) noe
 
 
 cdef inline void follow_plan(Wire* wire, int64_t at_ns) noexcept nogil:
-    """Bring ``held``, ``before`` and ``over`` up to date. What is over may be in force again: ends move."""
+    """Update ``held``, ``before`` and ``over``. A lease that is over may be in force again: ends move."""
     cdef uint32_t go_epoch
     cdef Plan plan
     cdef Lease* newest
@@ -325,18 +325,18 @@ cdef inline void follow_plan(Wire* wire, int64_t at_ns) noexcept nogil:
         if newest.epoch != wire.held.epoch:
             wire.before = wire.held
         wire.held = newest[0]
-    if not shown or at_ns >= wire.held.end_ns or wire.held.epoch == wire.told_returned:
+    if not shown or at_ns >= wire.held.end_ns or wire.held.epoch == wire.reported_returned:
         wire.over = wire.held
     else:
         wire.over = wire.before
 
 
-cdef inline bint news(uint32_t epoch, uint32_t told) noexcept nogil:
-    return epoch != 0 and epoch != told and not (epoch_reached(told, epoch) and told - epoch < RECENT)
+cdef inline bint news(uint32_t epoch, uint32_t reported) noexcept nogil:
+    return epoch != 0 and epoch != reported and not (epoch_reached(reported, epoch) and reported - epoch < RECENT)
 
 
 cdef inline bint give_back(Wire* wire, int64_t at_ns) noexcept nogil:
-    """Return the lease in force, unless somebody wakes meanwhile. Whether it is returned."""
+    """Return the lease in force, unless a process wakes meanwhile. Whether it is returned."""
     cdef uint32_t before = exchange32(&wire.activity.returned_epoch, wire.held.epoch)
     fence()
     if any_want(wire, at_ns):
@@ -350,16 +350,18 @@ cdef inline bint give_back(Wire* wire, int64_t at_ns) noexcept nogil:
 
 
 cdef inline void take_back(Wire* wire) noexcept nogil:
-    """Somebody wants the lease in force, and the page says that it was returned: a relay before us was killed in the
-    middle of ``give_back``. No server has heard, so nobody would end that lease, and no gate uses it."""
+    """Where a process wants the lease in force, and the page shows it as returned, undo the return. A predecessor of
+    this relay was killed in the middle of ``give_back``. The server has no report of the return, so the lease would not
+    end, and no gate would use it."""
     if load32(&wire.activity.returned_epoch) == wire.held.epoch:
-        cas32(&wire.activity.returned_epoch, wire.held.epoch, wire.told_returned)
+        cas32(&wire.activity.returned_epoch, wire.held.epoch, wire.reported_returned)
         futex_wake(&wire.grants.change, INT_MAX)
         wire.undone += 1
 
 
 cdef inline void forget_return(Wire* wire, int64_t at_ns) noexcept nogil:
-    """A returned epoch that the plan has long stopped showing is of no use, and in 2³¹ leases it would do harm."""
+    """Clear a returned epoch that the plan has not shown for long. It is of no use, and after 2³¹ leases it would seem
+    to return a new lease."""
     cdef uint32_t returned = load32(&wire.activity.returned_epoch)
     cdef Plan plan
     if returned == 0 or at_ns - wire.returned_ns < LOOK_NS or not read_plan(wire.grants, &plan):
@@ -369,15 +371,15 @@ cdef inline void forget_return(Wire* wire, int64_t at_ns) noexcept nogil:
 
 
 cdef inline bint at_its_tail(const Wire* wire, const Merged* merged, int64_t at_ns) noexcept nogil:
-    """Whether the newest lease has come to its tail, and nobody has heard. Of one process only: another might still
-    submit."""
+    """Whether the newest lease has come to its tail, and that was not reported yet. Only for a vGPU with one process:
+    another might still submit."""
     return (
-        merged.tail and merged.processes == 1 and wire.told_tail != wire.held.epoch
+        merged.tail and merged.processes == 1 and wire.reported_tail != wire.held.epoch
         and wire.held.end_ns - at_ns <= CLOSE_NS
     )
 
 
-cdef inline void look_at_processes(Wire* wire, Processes* seen) noexcept nogil:
+cdef inline void read_processes(Wire* wire, Processes* seen) noexcept nogil:
     cdef uint64_t left = wire.admitted
     cdef Slot* slot
     cdef int index
@@ -398,8 +400,8 @@ cdef inline void look_at_processes(Wire* wire, Processes* seen) noexcept nogil:
 
 
 cdef inline bint goes_round(const Wire* wire) noexcept nogil:
-    """Whether the baton does: in spatial mode always; in temporal mode for two processes or more, from a lease with an
-    end until one without."""
+    """Whether the baton goes round: in spatial mode always; in temporal mode for two processes or more, from a lease
+    with an end until one without."""
     cdef uint64_t left = wire.admitted
     cdef const Slot* slot
     cdef int taking = 0
@@ -409,25 +411,25 @@ cdef inline bint goes_round(const Wire* wire) noexcept nogil:
         slot = &wire.activity.slots[index_of(lowest(left))]
         left &= left - 1
         taking += load32(&slot.state) == SLOT_ACTIVE and load32(&slot.baton) != 0
-    if wire.held.epoch != 0 and wire.held.end_ns < FOREVER_NS:       # or it had one: somebody may not have drained it
+    if wire.held.epoch != 0 and wire.held.end_ns < FOREVER_NS:       # or it had one: a process may not have drained it
         return taking >= 2
     return taking >= 2 and not in_force(wire) and load32(&wire.activity.baton) != 0
 
 
 cdef inline void publish_baton(Wire* wire) noexcept nogil:
-    """The page says what we say, whatever it said. Where somebody is named, the end is there before the name."""
+    """Write the relay's word and end over those in the page. Where the word names a process, the end goes first."""
     cdef bint moved = load32(&wire.activity.baton) != wire.baton.word
     if wire.baton.holder != NOBODY and loadi64(&wire.activity.baton_end_ns) != wire.baton.end_ns:
         storei64(&wire.activity.baton_end_ns, wire.baton.end_ns)
     if moved:
         exchange32(&wire.activity.baton, wire.baton.word)
         futex_wake(&wire.activity.baton, INT_MAX)
-        futex_wake(&wire.grants.change, INT_MAX)     # hook threads: now others wait for our drain
+        futex_wake(&wire.grants.change, INT_MAX)     # hook threads: siblings now wait for their drains
     fence()
 
 
 cdef inline void pass_baton(Wire* wire, int64_t at_ns) noexcept nogil:
-    """See that one process at a time submits (theory: logic/baton.pxd)."""
+    """Pass the baton, so that one process at a time submits (theory: logic/baton.pxd)."""
     cdef Processes seen
     cdef int _
     if wire.baton.word == 0 and (load32(&wire.activity.baton) or goes_round(wire)):
@@ -439,17 +441,17 @@ cdef inline void pass_baton(Wire* wire, int64_t at_ns) noexcept nogil:
         return
     publish_baton(wire)
     for _ in range(BATON_STEPS):
-        look_at_processes(wire, &seen)
+        read_processes(wire, &seen)
         if not baton_step(&wire.baton, &seen, at_ns):
             break
         publish_baton(wire)
 
 
 cdef inline bint merge(Wire* wire) noexcept nogil:
-    """Bring the entry up to date. Whether the dispatcher must be rung. Under the lock."""
+    """Update the entry. Whether the relay must ring the dispatcher. Under the lock."""
     cdef RelayEntry* entry = &wire.relays.entries[wire.key]
     cdef int64_t at_ns = now_ns()
-    cdef bint must_ring = wire.retell
+    cdef bint must_ring = wire.publish_all
     cdef bint returned = 0
     cdef uint32_t drained = 0
     cdef Merged merged
@@ -462,18 +464,18 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
         returned = give_back(wire, at_ns)
         merged.want = not returned
         if returned:
-            wire.judged = wire.held.epoch        # nobody wanted it: who wants next has not slept through it
+            wire.judged = wire.held.epoch        # no process wanted it: the next to want has not slept through it
     elif in_force(wire):
         take_back(wire)
     if not returned and wire.over.epoch != 0:
         drained = wire.over.epoch
-        if merged.limited:       # what seems to be newer is from very long ago, or a lie
+        if merged.limited:       # an epoch that seems to be newer is from very long ago, or a lie
             drained = merged.drained_epoch if epoch_reached(drained, merged.drained_epoch) else 0
     if not returned and merged.spent and merged.processes == 1 and in_force(wire):
-        wire.over = wire.held            # its end was moved when it was at its tail already
+        wire.over = wire.held            # the scheduler moved its end when it was at its tail already
         drained = wire.held.epoch
-    wire.retell = 0
-    # Order matters: see deskpages.pxd.
+    wire.publish_all = 0
+    # Order matters: see queue_pages.pxd.
     storei64(&entry.submitted_ns, merged.submitted_ns)
     store32(&entry.submitted_epoch, merged.submitted_epoch)
     if merged.want != wire.want or merged.want != load32(&entry.want) or must_ring:      # the entry may begin anew
@@ -495,21 +497,21 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
     if merged.refill_ns != INT64_MAX:
         storei64(&entry.refill_ns, merged.refill_ns)
     if at_its_tail(wire, &merged, at_ns):
-        wire.told_tail = wire.held.epoch
+        wire.reported_tail = wire.held.epoch
         store32(&entry.tail_epoch, wire.held.epoch)
         must_ring = 1
-    if merged.stranded and merged.processes > 1 and in_force(wire) and wire.told_stranded != wire.held.epoch:
-        # Its end was moved away when some had drained it already and others not: let all go on under the next one.
-        wire.told_stranded = wire.held.epoch
+    if merged.split_drain and merged.processes > 1 and in_force(wire) and wire.reported_split_drain != wire.held.epoch:
+        # Its end moved after some processes, not all, had drained it: all processes go on under the next lease.
+        wire.reported_split_drain = wire.held.epoch
         store32(&entry.split_drain_epoch, wire.held.epoch)
         must_ring = 1
     if returned:
-        wire.told_returned = wire.held.epoch
+        wire.reported_returned = wire.held.epoch
         storei64(&entry.drained_ns, at_ns)
         store32(&entry.returned_epoch, wire.held.epoch)
         must_ring = 1
-    elif drained != wire.told_returned and news(drained, wire.told_drained):
-        wire.told_drained = drained
+    elif drained != wire.reported_returned and news(drained, wire.reported_drained):
+        wire.reported_drained = drained
         storei64(&entry.drained_ns, drained_at_ns(wire, &merged, at_ns))
         store32(&entry.drained_epoch, drained)
         must_ring = 1
@@ -519,7 +521,7 @@ cdef inline bint merge(Wire* wire) noexcept nogil:
 
 
 cdef inline int64_t drained_at_ns(Wire* wire, const Merged* merged, int64_t at_ns) noexcept nogil:
-    """When the lease that is over had drained; one that nobody used was held to its end."""
+    """When the lease that is over had drained; a lease that no process used was held to its end."""
     if merged.drained_ns <= wire.over.start_ns:
         return min(at_ns, wire.over.end_ns)
     return min(at_ns, merged.drained_ns)

@@ -1,12 +1,12 @@
-"""A shared page: made, sealed, mapped, handed out, closed. What stands in one is the matter of its own module
+"""A shared page: made, sealed, mapped, handed out, closed. Each kind of page has a module for its contents
 (grantspage.pyx, activitypage.pyx, relaypage.pyx, storepage.pyx).
 
 Theory of operation
 -------------------
-A page is a memfd. Its maker maps it writable, seals it, and hands out descriptors; who has mapped a page may close the
-descriptor at once. SHRINK is sealed on every page: a mapping of a file that another process can truncate dies of SIGBUS
-at its next access. The grants page is also sealed with F_SEAL_FUTURE_WRITE, so that its maker's mapping stays the only
-writable one for ever: a read-only descriptor by itself could be reopened for writing through /proc.
+A page is a memfd. Its maker maps it writable, seals it, and hands out descriptors. A process that has mapped a page may
+close the descriptor at once. SHRINK is sealed on every page. Reason: if another process can truncate a mapped file, the
+next access dies of SIGBUS. The grants page is also sealed with F_SEAL_FUTURE_WRITE, so that its maker's mapping stays
+the only writable one for ever. A read-only descriptor by itself could be reopened for writing through /proc.
 
 A page that a native thread works on is pinned; closing it then is refused instead of pulling the mapping away.
 """
@@ -159,7 +159,7 @@ cdef class Page:
         return 0
 
     def fileno(self):
-        """The descriptor to hand out. Raises ``PageError`` once it was closed, or where it was never ours."""
+        """The descriptor to hand out. Raises ``PageError`` once it was closed, or where this object never had it."""
         if self.descriptor < 0:
             raise PageError(f"this {type(self).__name__} keeps no descriptor")
         return self.descriptor

@@ -1,14 +1,15 @@
-"""What the dispatcher reads and writes in shared memory, word by word: a relay's entry becomes the report for a queue,
-and a queue's view is written into its vGPU's grants page.
+"""The dispatcher's reads and writes in shared memory, word by word. A relay's entry becomes the report for a queue. A
+queue's view is written into its vGPU's grants page.
 
 Order
 -----
-A relay's entry: the relay writes ``want`` and the figures before the two epochs, we read them after: a drain or a
-return is never paired with a want from before it. A want that is seen gone too early is explained by the next report.
+A relay's entry: the relay writes ``want`` and the figures before the two epochs. The dispatcher reads them after the
+epochs. So a drain or a return is never paired with a want from before it. A want that the dispatcher reads as cleared
+too early is explained by the next report.
 
-A grants page: ``open_epoch`` is taken away before anything else changes and given after everything else has, since a
-gate on its fast path reads nothing else. ``change`` moves last, then sleepers are woken. ``free_epoch`` may change by
-itself: a thread that could take the lease is not asleep.
+A grants page: ``open_epoch`` is cleared before any other word changes, and set after all others have changed. Reason: a
+gate on its fast path reads no other word. ``change`` moves last, then the dispatcher wakes the sleepers. ``free_epoch``
+may change by itself: a thread that could start early under it is not asleep.
 """
 
 from libc.string cimport memcmp

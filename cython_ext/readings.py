@@ -36,9 +36,9 @@ class GrantsFlag(IntFlag):
     LOSS_RUN = 8
     """A lost server opens the gates after the grace period."""
     TRACED = 16
-    """Somebody records what happens: hooks note what they see of the GPU."""
+    """A client traces: hooks record what they observe of the GPU."""
     STILL = 64
-    """Its programs are to stand still: nothing is queued ahead of leases that will not come."""
+    """Its programs are to be suspended: no work is queued ahead of leases that will not come."""
     MANAGED = 32
     """Plain allocations are managed memory, which the driver moves to and from the host."""
     SWAPPABLE = 128
@@ -143,9 +143,9 @@ class SlotReading:
     """One process of a vGPU. ``pid`` and ``start_time`` (clock ticks since boot) name it uniquely.
 
     ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, arrays, graphs. ``turn``: the
-    newest epoch whose work may run, of what was queued ahead; 0: nothing ever was. ``tail_epoch``: it takes no more
-    work, and what runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it (0: no
-    limit), and that its driver says it has (0: not known). ``where`` (``Where``): of what can leave the card;
+    newest epoch whose work may run, of work queued ahead; 0: none ever was. ``tail_epoch``: it takes no more
+    work, and the work that runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it
+    (0: no limit), and that its driver reports (0: not known). ``where`` (``Where``): of what can leave the card;
     ``away_bytes`` of it are in the host's memory, and the last move took ``moved_ns``. ``room_bytes``: an allocation
     waits for so much more of the card. ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured;
     ``waits_ppm``: the part of the last 200 ms in which it waited for the GPU; ``work_ns``: GPU time that its launches
@@ -238,7 +238,7 @@ class TraceKind(IntEnum):
     """``TraceReading.kind``; a tenant may write others, which mean nothing."""
 
     BUSY = 1
-    """The GPU had work of the process, as its books have it."""
+    """The GPU had work of the process, by its account."""
     LAUNCH = 2
     """A launch that was timed; it was found complete at ``end_ns``."""
     DRAIN = 3
@@ -281,7 +281,7 @@ class TraceReading(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """A process whose hook thread let go of its slot. ``clean``: it unlocked (normal exit), else it was killed."""
+    """A process that gave up its slot. ``clean``: its hook thread unlocked it (normal exit), else it was killed."""
 
     slot: int
     at_ns: int

@@ -1,44 +1,44 @@
-"""The relay: the native thread of a broker that makes one vGPU's wish of the wishes of its processes.
+"""The relay: the native thread of a broker that merges the wants of a vGPU's processes into the vGPU's want.
 
 Theory of operation
 -------------------
-A hook changes its slot and rings the activity page's doorbell. The relay's thread wakes, merges the slots of admitted
-processes into the vGPU's ``RelayEntry``, sets its dirty bit, and rings the dispatcher if that must act: the want
-changed, or a lease is over. Figures alone (busy time, launches) wait for the dispatcher's next look. Python is on none
-of this.
+A hook changes its slot and rings the activity page's doorbell. The relay's thread wakes. It merges the slots of
+admitted processes into the vGPU's ``RelayEntry`` and sets the entry's dirty bit. It rings the dispatcher if that must
+act: the want changed, or a lease is over. Figures alone (busy time, launches) wait until the dispatcher reads the entry
+next. Python takes no part in this.
 
 *Drained.* An epoch is over when its end has passed, a newer one is in force, or the plan does not show it any more.
 The vGPU has drained as far as the slowest process with work on the GPU has, and not beyond the newest epoch that is
-over: a process may claim any epoch, the relay passes on only what the plan allows.
+over. Reason: a process may claim any epoch, and the relay passes on only what the plan allows.
 
-*Early return.* When nobody wants, the lease in force goes back. Processes may wake at that very moment, so both sides
-write first and look second (Dekker): the relay stores ``returned_epoch`` and then scans the slots again; a process
-stores ``want`` and then reads ``returned_epoch``. At least one sees the other. If the relay finds a want it undoes the
-return before telling anybody, and wakes the page's sleepers, since one may just have taken the lease for lost. Killed
-in between, its successor does (``take_back``).
+*Early return.* When no process wants, the relay returns the lease in force. A process may wake at that very moment. So
+both sides write first and read second (Dekker). The relay stores ``returned_epoch`` and then scans the slots again. A
+process stores ``want`` and then reads ``returned_epoch``. At least one reads the other's store. If the relay finds a
+want, it undoes the return before it reports one. It wakes the page's sleepers, since a process may just have taken the
+lease for lost. If the relay is killed in between, its successor undoes the return (``take_back``).
 
-*Sleepers.* A stopped process says nothing, not even that its lease has begun. So while the vGPU wants the relay looks
-at the plan itself every LOOK_WANTED_NS, and again when the lease ends: one that nobody used has drained then, and the
-process that slept through it is taken to want no more until it speaks again (``clear_stale_wants``).
+*Sleepers.* A stopped process reports nothing, not even that its lease has begun. So while the vGPU wants, the relay
+reads the plan itself every LOOK_WANTED_NS, and again when the lease ends. A lease that no process used has drained
+then. The process that slept through it counts as not wanting until it reports again (``clear_stale_wants``).
 
-*Deaths.* Each admitted process has a watcher: a thread with a small stack, asleep on the lock word of ``Slot.alive``,
-which the process's hook thread holds for life. The kernel marks the word (FUTEX_OWNER_DIED) and wakes us in the very
-exit of that thread. The watcher never locks the mutex, it only asks to be woken (FUTEX_WAITERS): locking would put our
-thread into a list whose links lie in the tenant's memory. On death the slot wants nothing any more and the lease is
-back within a wake; its memory is Python's business.
+*Deaths.* Each admitted process has a watcher: a thread with a small stack, asleep on the lock word of ``Slot.alive``.
+The process's hook thread holds that lock for life. When that thread exits, the kernel marks the word
+(FUTEX_OWNER_DIED) and wakes the watcher. The watcher never locks the mutex; it only requests the wake (FUTEX_WAITERS).
+Reason: locking would put the watcher into a list whose links lie in the tenant's memory. On death the slot wants
+nothing any more, and the lease is back within a wake. Python reclaims the process's memory.
 
 The tenant's page
 -----------------
-A tenant can write anything anywhere in it, at any time, and use its futexes: move our sleeping thread to another word
-(FUTEX_REQUEUE), wake us for ever, pretend to be dead or immortal. So: words are copied once and then judged; every
-wait ends after a second or two; more than RING_BURST wakes in a row cost a sleep each; only slots that the broker
-admitted are read. What remains is a vGPU that harms itself. An immortal mutex is found out by the broker's pidfd
-(``mark_dead``).
+A tenant can write anything anywhere in its page, at any time, and use its futexes. It can move the relay's sleeping
+thread to another word (FUTEX_REQUEUE), wake it for ever, or pretend to be dead or immortal. So the relay copies each
+word once and then judges the copy. Every wait ends after a second or two. More than RING_BURST wakes in a row cost a
+sleep each. The relay reads only slots that the broker admitted. What remains is a vGPU that harms itself. The broker's
+pidfd detects an immortal mutex (``mark_dead``).
 
 Locks and order
 ---------------
-``lock`` protects everything of ours between the thread and Python; the watchers take none. Under it no other lock is
-taken and nothing waits. The entry is written in the order in which the dispatcher relies on it (deskpages.pxd).
+``lock`` protects the relay's state between the thread and Python; the watchers take no lock. Under it no other lock is
+taken and nothing waits. The entry is written in the order on which the dispatcher relies (queue_pages.pxd).
 """
 
 from libc.errno cimport errno
@@ -76,10 +76,10 @@ cdef extern from "vgpu_native.h" nogil:
     const int ETIMEDOUT
 
 cdef enum:
-    LOOK_ENDED_NS = 300_000          # so soon after its end, whether a lease was slept through
-    LOOK_METERED_NS = 10_000_000     # ... and so often under an open-ended lease that is limited, or shared
-    LOOK_WANTED_NS = 100_000_000     # plan and figures are looked at so often while the vGPU wants
-    LOOK_TOLD_NS = 20_000_000    # so far apart the server is asked to look at NVML
+    LOOK_ENDED_NS = 300_000          # so soon after its end the relay checks whether a lease was slept through
+    LOOK_METERED_NS = 10_000_000     # ... and merges so often under an open-ended lease that is limited, or shared
+    LOOK_WANTED_NS = 100_000_000     # the relay reads plan and figures so often while the vGPU wants
+    READING_APART_NS = 20_000_000    # requests to the server for an NVML reading are so far apart
     RING_BURST = 256
     RING_REFILL_NS = 500_000     # a vGPU's sustained doorbells: 2,000 a second
     STORM = 64                   # wakes of a watcher for nothing before it slows down
@@ -101,17 +101,18 @@ cdef inline void ring_relay(Wire* wire) noexcept nogil:
     futex_wake(&wire.activity.doorbell, INT_MAX)
 
 
-cdef inline bint tell_contexts(Wire* wire) noexcept nogil:
-    """Of one that is newer than what the server has seen of the vGPU's memory, Python is told, once: it asks the server
-    to look. That takes CPU time of others, so not as often as a tenant likes. 1: it is to be told in LOOK_TOLD_NS."""
+cdef inline bint report_contexts(Wire* wire) noexcept nogil:
+    """Report a context to Python, once, that is newer than the server's reading of the vGPU's memory. Python then
+    requests an NVML reading from the server. Readings cost other vGPUs CPU time, so a tenant cannot cause them at will.
+    1: the report is due in LOOK_TOLD_NS."""
     cdef int64_t newest = loadi64(&wire.activity.context_ns)
     cdef int64_t at_ns = now_ns()
-    if not loadi64(&wire.grants.implicit_ns) < newest <= at_ns or newest == wire.told_context_ns:
+    if not loadi64(&wire.grants.implicit_ns) < newest <= at_ns or newest == wire.reported_context_ns:
         return 0
-    if at_ns - wire.look_told_ns < LOOK_TOLD_NS:
+    if at_ns - wire.reading_asked_ns < READING_APART_NS:
         return 1
-    wire.told_context_ns = newest
-    wire.look_told_ns = at_ns
+    wire.reported_context_ns = newest
+    wire.reading_asked_ns = at_ns
     store32(&wire.look, 1)
     eventfd_write(wire.events_descriptor, 1)
     return 0
@@ -144,11 +145,11 @@ cdef inline void throttle(Wire* wire) noexcept nogil:
 
 
 cdef void rest(
-    uint32_t* doorbell, uint32_t heard, int64_t end_ns, int64_t lasted_ns, int64_t turn_ns, int64_t look_ns, bint spins
+    uint32_t* doorbell, uint32_t rung, int64_t end_ns, int64_t lasted_ns, int64_t turn_ns, int64_t look_ns, bint spins
 ) noexcept nogil:
-    """Sleep until the doorbell rings, for ``look_ns`` at most. ``end_ns``, of a lease that has not drained, and
-    ``lasted_ns``, its length: the ring is expected soon after it. ``turn_ns``: the baton is to be looked at, ring or
-    none."""
+    """Sleep until the doorbell rings, for ``look_ns`` at most. ``end_ns`` is the end of a lease that has not drained,
+    and ``lasted_ns`` its length: the ring is expected soon after the end. ``turn_ns``: the baton's next step is due
+    then, with or without a ring."""
     cdef int64_t at_ns = now_ns(), before_ns = awake_before_ns(lasted_ns), after_ns = awake_after_ns(lasted_ns)
     cdef int64_t until_ns = min(at_ns + look_ns, turn_ns)
     if at_ns - end_ns < LOOK_ENDED_NS:
@@ -160,21 +161,21 @@ cdef void rest(
             until_ns = min(until_ns, turn_ns - AWAKE_BEFORE_NS)
             if at_ns < end_ns:
                 until_ns = min(until_ns, end_ns - before_ns)
-        futex_wait(doorbell, heard, until_ns)
+        futex_wait(doorbell, rung, until_ns)
         return
-    while load32(doorbell) == heard and now_ns() < until_ns:
+    while load32(doorbell) == rung and now_ns() < until_ns:
         pause()
 
 
 cdef void* wire_main(void* argument) noexcept nogil:
     cdef Wire* wire = <Wire*>argument
-    cdef uint32_t heard
+    cdef uint32_t rung
     cdef int64_t end_ns, lasted_ns, turn_ns, look_ns
-    cdef bint must_ring, to_tell, undrained, spins = may_spin()
+    cdef bint must_ring, to_report, undrained, spins = may_spin()
     pthread_setname_np(pthread_self(), "vgpu-relay")
     while True:
         throttle(wire)
-        heard = load32(&wire.activity.doorbell)
+        rung = load32(&wire.activity.doorbell)
         pthread_mutex_lock(&wire.lock)
         if wire.stopping:
             pthread_mutex_unlock(&wire.lock)
@@ -182,18 +183,18 @@ cdef void* wire_main(void* argument) noexcept nogil:
         wire.wakes += 1
         must_ring = merge(wire)
         start_watches(wire)
-        to_tell = tell_contexts(wire)
+        to_report = report_contexts(wire)
         if must_ring:
             ring_dispatcher(wire)
-        undrained = news(wire.held.epoch, wire.told_drained) and wire.held.epoch != wire.told_returned
+        undrained = news(wire.held.epoch, wire.reported_drained) and wire.held.epoch != wire.reported_returned
         end_ns = wire.held.end_ns if undrained else <int64_t>FOREVER_NS
         lasted_ns = wire.held.end_ns - wire.held.start_ns
         turn_ns = wire.baton.due_ns if wire.baton.word else <int64_t>FOREVER_NS
-        look_ns = LOOK_TOLD_NS if to_tell else (LOOK_WANTED_NS if wire.want else LOOK_NS)
+        look_ns = READING_APART_NS if to_report else (LOOK_WANTED_NS if wire.want else LOOK_NS)
         if wire.want and (loadi64(&wire.grants.allowed_ns) or load32(&wire.grants.flags) & GRANTS_COMPANY):
             look_ns = min(look_ns, <int64_t>LOOK_METERED_NS)
         pthread_mutex_unlock(&wire.lock)
-        rest(&wire.activity.doorbell, heard, end_ns, lasted_ns, turn_ns, look_ns, spins)
+        rest(&wire.activity.doorbell, rung, end_ns, lasted_ns, turn_ns, look_ns, spins)
 
 
 cdef void* watch_main(void* argument) noexcept nogil:
@@ -207,7 +208,7 @@ cdef void* watch_main(void* argument) noexcept nogil:
         if seen & FUTEX_OWNER_DIED or not seen & FUTEX_TID_MASK:
             watch.clean = not seen & FUTEX_OWNER_DIED
             watch.died_ns = now_ns()
-            bury(watch)
+            report_death(watch)
             break
         if seen & FUTEX_WAITERS or cas32(word, seen, seen | FUTEX_WAITERS):
             if futex_wait(word, seen | FUTEX_WAITERS, now_ns() + 2 * LOOK_NS) == ETIMEDOUT:
@@ -220,14 +221,14 @@ cdef void* watch_main(void* argument) noexcept nogil:
 
 
 cdef inline void silence(Slot* slot) noexcept nogil:
-    """The process is no more: whatever it wanted, it does not."""
+    """The process is dead: its slot wants nothing and has no work."""
     if load32(&slot.state) != SLOT_FREE:
         store32(&slot.state, SLOT_DEAD)
     store32(&slot.want, 0)
     store32(&slot.undrained, 0)
 
 
-cdef inline void bury(Watch* watch) noexcept nogil:
+cdef inline void report_death(Watch* watch) noexcept nogil:
     cdef Wire* wire = watch.wire
     silence(watch.slot)
     or64(&wire.died, (<uint64_t>1) << (watch.slot - wire.activity.slots))
@@ -248,7 +249,7 @@ cdef void end_watch(Wire* wire, int index) noexcept nogil:
     if state == WATCH_RUNNING:
         store32(&watch.stop, 1)
         while not load32(&watch.ended):
-            # Again and again: it may be about to sleep, and a tenant may have moved it to another word meanwhile.
+            # Repeatedly: the watcher may be about to sleep, and a tenant may have moved it to another word meanwhile.
             futex_wake(<uint32_t*>&watch.slot.alive, INT_MAX)
             sleep_until(now_ns() + 100_000)
         pthread_join(watch.thread, NULL)
@@ -262,7 +263,7 @@ cdef void begin_watch(Wire* wire, int index) noexcept nogil:
     memset(watch, 0, sizeof(Watch))
     watch.wire = wire
     watch.slot = &wire.activity.slots[index]
-    # What it did before we came was told by our predecessor, if by anybody.
+    # The process's earlier counts were this relay's predecessor's to report.
     watch.begun_ns = now_ns()
     watch.busy_ns.last = load64(&watch.slot.busy_ns)
     watch.launches.last = load64(&watch.slot.launches)
@@ -270,7 +271,7 @@ cdef void begin_watch(Wire* wire, int index) noexcept nogil:
     baton_forget(&wire.baton, index)
     wire.admitted |= (<uint64_t>1) << index
     tell_processes(wire)
-    fence()                  # who admits one more counts after this, and so does every other broker
+    fence()                  # this broker's and every other broker's next admission counts after this
     pthread_mutex_unlock(&wire.lock)
     ring_relay(wire)
 
@@ -281,28 +282,28 @@ cdef void bind_entry(Wire* wire, Grants* grants, Relays* relays, uint32_t key) n
     wire.grants = grants
     wire.relays = relays
     wire.key = key
-    wire.told_returned = load32(&entry.returned_epoch)
-    wire.told_drained = load32(&entry.drained_epoch)
-    wire.told_tail = load32(&entry.tail_epoch)
-    wire.told_stranded = load32(&entry.split_drain_epoch)
-    wire.told_context_ns = 0
+    wire.reported_returned = load32(&entry.returned_epoch)
+    wire.reported_drained = load32(&entry.drained_epoch)
+    wire.reported_tail = load32(&entry.tail_epoch)
+    wire.reported_split_drain = load32(&entry.split_drain_epoch)
+    wire.reported_context_ns = 0
     wire.busy_ns = max(wire.busy_ns, load64(&entry.busy_ns))
     wire.launches = max(wire.launches, load64(&entry.launches))
     memset(&wire.held, 0, sizeof(Lease))
     memset(&wire.before, 0, sizeof(Lease))
     memset(&wire.over, 0, sizeof(Lease))
     wire.judged = 0
-    wire.retell = 1
+    wire.publish_all = 1
     pass_baton(wire, now_ns())
     pthread_mutex_unlock(&wire.lock)
 
 
 cdef class Relay:
-    """Merges a vGPU's processes into its entry of the relay page, and watches them die.
+    """Merges a vGPU's processes into its entry of the relay page, and watches for their deaths.
 
-    ``slots``: of processes that an earlier relay watched, to be watched from the first merge on. Without them, that
-    merge would find nobody who wants, and give back a lease under which they have work.
-    Pages stay mapped until ``close``, which is refused by themselves before.
+    ``slots``: of processes that an earlier relay watched; this one watches them from the first merge on. Without them,
+    that merge would find no process that wants, and return a lease under which they have work.
+    Pages stay mapped until ``close``. Before that, the pages refuse their own ``close``.
     """
 
     cdef Wire* wire
@@ -361,7 +362,7 @@ cdef class Relay:
         return self.running().events_descriptor
 
     def watch(self, int slot):
-        """Admit the process of a reserved or active slot: merge its words from now on, and tell when it dies.
+        """Admit the process of a reserved or active slot: merge its words from now on, and report its death.
 
         A slot that was watched before is watched anew, for its new process.
         """
@@ -370,7 +371,7 @@ cdef class Relay:
             begin_watch(self.wire, slot)
 
     def mark_dead(self, int slot):
-        """The process is gone by a better witness than its mutex: a pidfd. No death is reported then."""
+        """The process is dead by its pidfd, which is surer than its mutex. Its death is then not reported again."""
         cdef Wire* wire
         self.known(slot)
         wire = self.wire
@@ -398,12 +399,12 @@ cdef class Relay:
         return found
 
     def look_wanted(self):
-        """Whether there was a new context since the last call that the server does not know of. To be asked after
+        """Whether there was a new context since the last call that the server does not know of. Call it after
         ``deaths``."""
         return bool(exchange32(&self.running().look, 0))
 
     def rebind(self, GrantsPage grants_page not None, RelayPage relay_page=None, key=None):
-        """A new server: tell it everything, in its own pages. What is None stays as it is."""
+        """A new server: publish everything in its own pages. An argument that is None leaves its page as it is."""
         cdef Wire* wire = self.running()
         cdef RelayPage relays = self.relay_page if relay_page is None else relay_page
         cdef uint32_t index = wire.key if key is None else check_key(key)
@@ -425,7 +426,7 @@ cdef class Relay:
         return RelayStats(wire.wakes, wire.rings, wire.returns, wire.undone, wire.hushed, wire.throttled)
 
     def close(self):
-        """Stop all threads and let go of the pages. The entry stays as it was told last. Idempotent."""
+        """Stop all threads and release the pages. The entry keeps what was last published. Idempotent."""
         cdef Wire* wire = self.wire
         cdef int index
         if wire == NULL:

@@ -1,4 +1,4 @@
-"""The page in which the relays of a GPU's vGPUs tell its server of them, made and read from Python (layout:
+"""The page in which the relays of a GPU's vGPUs report to its server, made and read from Python (layout:
 ``layout.pxd``).
 """
 
@@ -56,7 +56,7 @@ cdef class RelayPage(Page):
         memset(self.at(key), 0, sizeof(layout.RelayEntry))
 
     def entry(self, int key):
-        """What the relay of vGPU ``key`` (0 … 255) last said."""
+        """The last report of the relay of vGPU ``key`` (0 … 255)."""
         cdef layout.RelayEntry* entry = self.at(key)
         return RelayReading(
             want=native.load32(&entry.want) != 0,

@@ -61,10 +61,10 @@ cdef void configure(SimGpu* gpu, int index, bytes name, bytes uuid, uint64_t mem
 
 
 def create_gpus(folder, count, *, name="Simulated H200", memory_bytes=143_771 << 20, sms=132):
-    """Make `count` simulated GPUs in a folder; what was there under their names is replaced. Their UUIDs.
+    """Make `count` simulated GPUs in a folder, and replace files of their names. Returns their UUIDs.
 
     A program uses them with VGPU_SIM_DIR naming the folder and the simulated driver in its library path.
-    The name always says that the GPU is simulated.
+    The name always shows that the GPU is simulated.
     """
     if not 1 <= count <= 16:
         raise ValueError(f"{count} simulated GPUs: ask for 1 to 16")
@@ -82,7 +82,7 @@ def create_gpus(folder, count, *, name="Simulated H200", memory_bytes=143_771 <<
         descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.truncate(descriptor, sizeof(SimGpu))
-            # Like a device node: whoever may use the folder may use the GPU.
+            # Like a device node: a user that may use the folder may use the GPU.
             os.fchmod(descriptor, 0o666)
         finally:
             os.close(descriptor)
@@ -137,7 +137,8 @@ def annotation(ptx, kernel, key):
 
 
 cdef class Engine:
-    """One simulated GPU: of its own (tests, with times of the caller's choosing), or of a folder (to look at)."""
+    """One simulated GPU: of its own (tests, with times of the caller's choosing), or of a folder (to read its state).
+    """
 
     cdef SimGpu* gpu
     cdef char* own              # where the state lies, if it is of no file

@@ -1,7 +1,7 @@
-"""The page with a user's host memory for what is away from the card, made and looked after by a GPU Server.
+"""The page with a user's host memory for what is swapped out of the card. A GPU Server makes and maintains it.
 
-Every process of the user may write all of it, so nothing that stands in it is believed further than that user's own
-vGPUs reach: how many blocks there are, and how many have memory, tells the file, not the header.
+Every process of the user may write all of it. So a word in it may affect only that user's own vGPUs. The server takes
+the number of blocks, and of those with memory, from the file, not from the header.
 """
 
 import os
@@ -81,7 +81,7 @@ cdef class StorePage(Page):
         return min(self.blocks, segments * STORE_SEGMENT_BLOCKS)
 
     cdef int set_ready(self, uint64_t ready) except -1:
-        """Tell the processes that use it."""
+        """Publish the number to the processes that use the store."""
         self.ready = ready
         native.store32(&self.get().ready, <uint32_t>ready)
         return 0
@@ -127,7 +127,7 @@ cdef class StorePage(Page):
 
     @property
     def used(self):
-        """How many blocks are somebody's."""
+        """How many blocks have an owner."""
         cdef uint64_t* owners = logic.store_owners(self.get())
         cdef uint64_t i, count = 0
         with nogil:
@@ -136,9 +136,9 @@ cdef class StorePage(Page):
         return count
 
     def owners(self, uint64_t begin, size_t most):
-        """Whose the blocks are, as (pid, the low bits of its start time): ``most`` names, from block ``begin`` on, at
-        whose end it goes on with the first. And from which block on to look for others: any process may write as many
-        names as there are blocks."""
+        """The owners of the blocks, as (pid, the low bits of its start time): ``most`` names, from block ``begin`` on.
+        After the last block the search goes on with the first. Also the block from which to search for others: any
+        process may write as many names as there are blocks."""
         cdef uint64_t* owners = logic.store_owners(self.get())
         cdef uint64_t k, i = 0, name, last = 0
         cdef uint64_t low = (<uint64_t>1 << logic.START_BITS) - 1
@@ -175,8 +175,8 @@ cdef class StorePage(Page):
         return given
 
     def clear(self, pid, start_time):
-        """Give all memory back to the host, if no block is anybody's; whether that was so. Meanwhile every block is
-        that process's, which calls this. Without the GIL. ``OSError``: it was not possible, and all is as it was."""
+        """Give all memory back to the host if all blocks are free; whether that was so. Meanwhile the calling process
+        owns every block. Without the GIL. ``OSError``: it was not possible, and all is as it was."""
         cdef layout.StorePage* page = self.get()
         cdef uint64_t name = logic.store_name(pid, start_time)
         cdef bint empty

@@ -1,5 +1,5 @@
-"""What a table is made of: queues with their leases, reports that come in, views that go out, sets of keys; and what
-one queue says by itself. What moves the leases, and the theory of it all: lease_table.pxd.
+"""The parts of a lease table: queues with their leases, reports that come in, views that go out, and sets of keys. The
+functions here read one queue alone. The functions that move leases, and the theory: lease_table.pxd.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -24,8 +24,8 @@ cdef struct PublishedLease:
     int64_t window_ns
     bint early
     bint on_want             # no GO before the vGPU wants (a standby lease)
-    bint alone               # nor while a lease is in force, or one that is not standing waits
-    bint stood               # alone, or was before it was granted: it may have been taken
+    bint alone               # nor while a lease is in force, or one that is not a standby lease waits
+    bint stood               # alone, or was before it was granted: a process may have started under it early
     bint went
     bint unacknowledged             # went alone, and was not published since
     bint split_drain            # ended for a process that had drained it; no new end is taken
@@ -107,8 +107,8 @@ cdef inline bint any_but(const uint64_t* bits, uint32_t key) noexcept nogil:
 # --- one queue
 
 cdef inline int64_t published_opens_ns(const PublishedLease* published) noexcept nogil:
-    """Its own time. Behind others that have drained it may begin a little before: they were closed, and what was theirs
-    is free (logic/handover.pxd)."""
+    """From when on the lease may begin. Behind others that have drained it may begin a little before its start: those
+    were closed, and the rest of their time is free (logic/handover.pxd)."""
     if published.early:
         return 0
     if published.lease.flags & LEASE_ON_GO and not published.on_want:
@@ -117,8 +117,8 @@ cdef inline int64_t published_opens_ns(const PublishedLease* published) noexcept
 
 
 cdef inline void published_begins(PublishedLease* published) noexcept nogil:
-    """At ``go_ns``. It keeps its length; or its end, where it has a little of its predecessor's time: in rounds all end
-    together."""
+    """The lease begins at ``go_ns``. It keeps its length. Where it has a little of its predecessor's time it keeps its
+    end: in rounds all leases end together."""
     cdef int64_t later_ns = published.go_ns - published.lease.start_ns
     published.lease.start_ns = published.go_ns
     if not published.lease.flags & LEASE_OPEN and (later_ns > 0 or published.early or published.on_want):
@@ -126,7 +126,8 @@ cdef inline void published_begins(PublishedLease* published) noexcept nogil:
 
 
 cdef inline int64_t published_due_ns(const VgpuQueue* queue, uint32_t index) noexcept nogil:
-    """From when on the queue's first waiting lease may get GO, as things stand; FOREVER_NS if that takes an event."""
+    """From when on the queue's first waiting lease may get GO in the present state; FOREVER_NS if that takes an event.
+    """
     cdef const PublishedLease* published = &queue.leases[index]
     cdef int64_t due = published_opens_ns(published)
     if published.on_want and not queue.want:
@@ -148,8 +149,8 @@ cdef inline uint32_t first_waiting(const VgpuQueue* queue) noexcept nogil:
 cdef inline int64_t published_idle_ns(
     const VgpuQueue* queue, const PublishedLease* published, int64_t at_ns
 ) noexcept nogil:
-    """Held time up to ``at_ns`` in which nothing ran. A tenant's word, within 0 … held; what is not known yet is busy.
-    """
+    """Held time up to ``at_ns`` in which nothing ran, by a tenant's report, within 0 … held. Time that is not known yet
+    counts as busy."""
     cdef int64_t known = min(at_ns, queue.report.counted_ns) - published.go_ns
     cdef uint64_t busy = queue.report.busy_ns - published.busy_at_go_ns
     if known <= 0 or queue.report.busy_ns < published.busy_at_go_ns or busy >= <uint64_t>known:
@@ -160,7 +161,7 @@ cdef inline int64_t published_idle_ns(
 cdef inline int64_t published_used_ns(
     const VgpuQueue* queue, const PublishedLease* published, int64_t at_ns
 ) noexcept nogil:
-    """GPU time used under it up to ``at_ns``, as far as is known. A tenant's word, within 0 … held."""
+    """GPU time used under the lease up to ``at_ns``, as far as is known, by a tenant's report, within 0 … held."""
     if queue.report.busy_ns < published.busy_at_go_ns:
         return 0
     return <int64_t>min(
@@ -176,7 +177,7 @@ cdef inline int64_t queue_quiet_ns(const VgpuQueue* queue) noexcept nogil:
 cdef inline bint published_at_tail(
     const VgpuQueue* queue, const PublishedLease* published, int64_t now_ns
 ) noexcept nogil:
-    """Whether it takes no more work, by its relay's word, and will soon have drained."""
+    """Whether the lease takes no more work, by its relay's report, and will soon have drained."""
     return (
         published.went and queue.report.tail_epoch == published.lease.epoch
         and published.lease.end_ns - now_ns <= CLOSE_NS
@@ -184,7 +185,7 @@ cdef inline bint published_at_tail(
 
 
 cdef inline bint any_at_tail(const uint64_t* holding, const VgpuQueue* queues) noexcept nogil:
-    """Whether the oldest lease of one of those queues takes no more work, by its relay's word."""
+    """Whether the oldest lease of one of those queues takes no more work, by its relay's report."""
     cdef int key = next_key(holding, 0)
     while key >= 0 and not epoch_reached(queues[key].report.tail_epoch, queues[key].leases[0].lease.epoch):
         key = next_key(holding, key + 1)
@@ -192,8 +193,8 @@ cdef inline bint any_at_tail(const uint64_t* holding, const VgpuQueue* queues) n
 
 
 cdef inline void queue_view(const VgpuQueue* queue, bint free, GrantView* view) noexcept nogil:
-    """What the vGPU's page must show: the newest lease that went, else the oldest that waits; and the one after it.
-    ``free``: the GPU is."""
+    """The view for the vGPU's page: the newest lease that went, else the oldest that waits; and the one after it.
+    ``free``: the GPU is free."""
     cdef uint32_t current = first_waiting(queue)
     cdef const PublishedLease* published
     memset(view, 0, sizeof(GrantView))
@@ -217,5 +218,5 @@ cdef inline void queue_view(const VgpuQueue* queue, bint free, GrantView* view) 
 
 
 cdef inline uint32_t queue_free_epoch(const VgpuQueue* queue) noexcept nogil:
-    """The lease that may be taken while the GPU is free; 0: none."""
+    """The lease under which a process may start early while the GPU is free; 0: none."""
     return queue.leases[0].lease.epoch if queue.live > 0 and queue.leases[0].alone and not queue.leases[0].went else 0

@@ -1,4 +1,4 @@
-"""The functions that the modules of the hook offer each other. The state that they share: state.pxd."""
+"""The functions that the modules of the hook call in each other. The state that they share: state.pxd."""
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
@@ -20,7 +20,7 @@ cdef extern:
     # report.pyx
     void vgpu_say(const char* what, const char* detail, const char* advice) noexcept nogil
     void vgpu_log(const char* what, int64_t a, int64_t b) noexcept nogil
-    # attach.pyx: attach says what is wrong itself, and returns what cuInit is to return (CUDA_SUCCESS without VGPU_ID)
+    # attach.pyx: attach reports a failure itself, and returns cuInit's result (CUDA_SUCCESS without VGPU_ID)
     int vgpu_attach(bint observer) noexcept nogil
     bint vgpu_reattach(Gate* gate) noexcept nogil
     void vgpu_look_again(Gate* view) noexcept nogil
@@ -241,8 +241,8 @@ cdef inline Gate* gate_here() noexcept nogil:
 
 
 cdef inline void publish_prediction(Gate* gate) noexcept nogil:
-    """Until when the GPU has work of ours, and whether anybody can know that: nobody finds an end that is none without
-    being told so. The caller holds gate.lock."""
+    """Publish until when the GPU has work of this process, and whether that is known. A reader never finds a void end
+    without ``unpredicted`` beside it. The caller holds gate.lock."""
     cdef bint unpredicted = gate.untracked or backlog_unpredicted(&gate.backlog)
     if unpredicted:
         store32(&gate.slot.unpredicted, 1)
@@ -252,8 +252,8 @@ cdef inline void publish_prediction(Gate* gate) noexcept nogil:
 
 
 cdef inline void charge_contexts(Gate* gate) noexcept nogil:
-    """Before an allocation is reserved: what the vGPU's contexts have taken is charged first (implicit.pyx). The caller
-    holds no lock."""
+    """Before an allocation is reserved, charge what the vGPU's contexts have taken (implicit.pyx). The caller holds no
+    lock."""
     if gate != NULL and rarely(
         gate.primary_known == 0 or loadi64(&gate.activity.context_ns) > loadi64(&gate.grants.implicit_ns)
     ):

@@ -1,16 +1,16 @@
-"""What the modules of the hook share: its state. The functions that they offer each other: hook.pxd.
+"""The state that the modules of the hook share. The functions that they call in each other: hook.pxd.
 
-Who owns what
--------------
-``State`` is one anonymous mapping with MADV_WIPEONFORK: the child of a fork (raw clone too) finds zeros, that is, an
-unattached process. Nothing of the hook's state lives elsewhere, apart from the addresses of the driver's functions.
+Ownership
+---------
+``State`` is one anonymous mapping with MADV_WIPEONFORK. The child of a fork (raw clone too) finds zeros, that is, an
+unattached process. All state of the hook lives there, apart from the addresses of the driver's functions.
 
-``Gate``: this process's end of one vGPU. Its first line is read by every launch and written rarely; everything below
+``Gate``: this process's end of one vGPU. Every launch reads its first line; writes there are rare. Everything below
 ``lock`` is touched only under ``lock``, by launching threads on the tracked path and by the gate's own hook thread. No
-application code runs under it, and no driver call that waits for work; but any may wait there for another thread that
-does (monitor_thread.pyx, ``run``).
+application code runs under the lock, and no driver call that waits for work. But a driver call under it may wait for
+another thread whose call does (monitor_thread.pyx, ``run``).
 
-``Thread``: what the fast path of one application thread writes; read by the hook thread.
+``Thread``: the record that the fast path of one application thread writes. The hook thread reads it.
 
 Order of locks: Gate.chunks_lock, gate.lock, memory_lock or pools_lock, then captures_lock, threads_lock or
 the lock of the ledger.
@@ -37,8 +37,8 @@ cdef enum:
     MAX_GATES = 16
     LEGACY_HANDLE = 1        # what streams are called, normalised
     OWN_HANDLE = 2
-    STREAMS = 512            # streams with work of ours, per gate
-    EVENTS = 256             # event objects of ours, per gate
+    STREAMS = 512            # streams with work of this process, per gate
+    EVENTS = 256             # event objects of the hook, per gate
     SAMPLES = 32             # timed launches under way
     LEFT_BEHIND = 64
     POOLS = 80               # memory pools of a process, and what each of MAX_GATES has for graphs
@@ -60,7 +60,7 @@ cdef enum:
     CAPTURE_RELAXED = 2      # CU_STREAM_CAPTURE_MODE_RELAXED
 
     # Block.flags of an allocation
-    BLOCK_GATE = 0xFFFF      # whose it is
+    BLOCK_GATE = 0xFFFF      # the gate that owns it
     BLOCK_PIECES = 0x10000   # charged by the pieces that it touches (Gate.pieces); Block.bytes is its length
     BLOCK_SWAPPABLE = 0x20000    # made of Gate.chunks, which are charged; Block.bytes is its length
 
@@ -73,7 +73,7 @@ cdef enum:
     STREAM_OWN = 4           # a thread's own default stream: only that thread can name it
 
     # Gate.word_state: whether the GPU can see Slot.turn
-    WORD_NEW = 0             # nobody has tried
+    WORD_NEW = 0             # no thread has tried yet
     WORD_READY = 1
     WORD_NONE = 2            # switched off, or the driver cannot
 
@@ -85,13 +85,13 @@ cdef enum:
     POOL_GRANTED = 1
     POOL_REFUSED = 2
     POOL_NOBODYS = 3         # no vGPU pays for it
-    POOL_FULL = 4            # as things stand
+    POOL_FULL = 4            # the vGPU has no room for it now
 
     # How a launch was let through: Pass.kind
     PASS_PLAIN = 0           # nothing to clean up: no vGPU, a capture, the gate is off
     PASS_ANNOUNCED = 1       # open-ended lease: Thread.inside is to be cleared
     PASS_TRACKED = 2         # counted in the backlog; markers may have to follow
-    PASS_TOUCHING = 3        # it was let touch memory that can leave the card (swap.pyx)
+    PASS_TOUCHING = 3        # it may touch memory that can leave the card (swap.pyx)
     PASS_CALLING = 4         # without a lease: Thread.calling is to be counted down
 
 
@@ -100,7 +100,7 @@ cdef struct Thread:
     # its meter
     uint32_t inside          # between announcement and submission
     uint32_t taken
-    Gate* gate               # where its last launch went, and what it counts belongs; NULL: none yet
+    Gate* gate               # of its last launch, and of its counts; NULL: none yet
     void* stream             # stream whose untracked work is known to the gate (app_threads.pyx, vgpu_know_stream) ...
     uint32_t round           # ... since this round of Gate.round
     uint32_t calling         # how deep it is in calls of the driver, but for launches (app_threads.pyx)
@@ -117,7 +117,7 @@ cdef struct Stream:
     Thread* owner            # of STREAM_OWN
     uint32_t flags           # STREAM_*; 0: non-blocking
     uint32_t overlapping     # so many launches ago at most, one overlapped with its predecessor; 0: none did
-    bint dirty               # work of ours since it was last seen drained
+    bint dirty               # it has had work since it was last seen drained
     uint32_t turn            # it waits for this one (Gate.turn), or did
     uint64_t after           # LaunchKey.hash of the last tracked launch
 
@@ -127,7 +127,7 @@ cdef struct Event:
     void* context
     bint timed
     bint used
-    bint held                # its context was about to end: not asked about while any is
+    bint held                # its context was about to end: not queried while any context is
 
 
 cdef struct Sample:
@@ -138,7 +138,7 @@ cdef struct Sample:
     int32_t end              # -1: not recorded yet
     int64_t began_ns         # into an empty queue: ``start`` passed then, before the host had launched; else 0
     int64_t host_ns          # ... and so long before: not the kernel's
-    int64_t least_ns         # a shorter one tells nothing
+    int64_t least_ns         # a shorter sample is not learned
     bint pair                # two events with nothing between them
     bint first               # of a key without a mean
     bint metered             # under an open-ended lease ...
@@ -161,15 +161,15 @@ cdef struct Gate:
     GrantsPage* grants       # NULL: not attached
     ActivityPage* activity   # another one only if server and broker died together; under lock
     Slot* slot
-    uint64_t ledger          # place of our books: page, slot and tag in one word; 0 while they move (quota.pyx)
+    uint64_t ledger          # place of this process in the ledger: page, slot, tag; 0 while it moves (quota.pyx)
     uint32_t generation      # of ``grants``; 0 shuts the fast path (the server is silent, the process ends)
-    uint32_t round           # advanced when untracked work was seen drained: who launches next tells again
-    uint32_t baton_open      # the baton's word while it is ours without an end; 0 too where none goes round
+    uint32_t round           # advanced when untracked work was seen drained: the next launches announce again
+    uint32_t baton_open      # the baton's word while this process has it without an end; 0 too where none goes round
     uint32_t slot_index
-    uint32_t fences          # 1: the kernel fences nobody, so that each launch has to do it
-    uint32_t primary_known   # 0: there may be one that nobody has noted (implicit.pyx)
-    int64_t unanswered_ns    # ActivityPage.context_ns whose charge was waited for in vain
-    # --- the next line: what allocations and frees look at besides
+    uint32_t fences          # 1: the kernel fences no thread, so that each launch has to do it
+    uint32_t primary_known   # 0: there may be a primary context that is not noted (implicit.pyx)
+    int64_t unanswered_ns    # a thread waited in vain for the charge of this ActivityPage.context_ns
+    # --- the next line: what allocations and frees read besides
     Pieces pieces            # of its linear memory; under State.memory_lock
     Ahead ahead              # under lock
     # --- identity, fixed
@@ -182,13 +182,13 @@ cdef struct Gate:
     # of its swappable memory (swappable.pyx); under State.memory_lock, but for the chunks
     Arenas arenas            # small allocations
     AllocTable chunks        # address → Block (aux: handle, flags: CHUNK_*)
-    uint32_t chunks_lock     # of the table; who has it may call the driver, and whoever touches gets it at once
-    AllocTable places        # of what is away, each piece: address → Block (aux: its block of the store)
+    uint32_t chunks_lock     # of the table; its holder may call the driver; a thread that touches gets it at once
+    AllocTable places        # of what is swapped out, each piece: address → Block (aux: its block of the store)
     # ... and where it is (swap.pyx)
-    uint32_t away            # futex; 1: some of it may not be on the card: who touches it waits
+    uint32_t away            # futex; 1: some of it may not be on the card: a thread that touches it waits
     uint32_t touching        # threads that do (atomic)
     uint32_t moving          # the hook thread calls the driver for it
-    uint32_t where           # SLOT_RESIDENT, SLOT_AWAY, or SLOT_MOVING: a part of it is away, or on its way
+    uint32_t where           # SLOT_RESIDENT, SLOT_AWAY, or SLOT_MOVING: a part of it is swapped out, or moves
     uint32_t aim             # of the last move, SLOT_AWAY or SLOT_RESIDENT
     int64_t move_after_ns    # not tried again before
     int64_t move_began_ns    # 0: no move is under way
@@ -204,7 +204,7 @@ cdef struct Gate:
     uint32_t graphs_under_way    # between the last check of their memory and the driver (atomic)
     # --- under lock
     uint32_t lock
-    uint64_t past_launches   # of threads that have ended, or turned to another gate; under threads_lock
+    uint64_t past_launches   # of threads that have ended, or changed to another gate; under threads_lock
     uint64_t past_graph_launches
     uint64_t past_spent_ns   # ... by their meters
     int64_t promised_ns      # left of their allowances, when last added up
@@ -214,24 +214,24 @@ cdef struct Gate:
     uint32_t pairs           # of events that were timed with nothing between them ...
     int64_t pair_ns          # ... and what they are apart
     uint32_t doubts          # how often the meter was doubted
-    uint64_t quiet_launches  # at the last look that found some more ...
+    uint64_t quiet_launches  # at the last poll that found some more ...
     int64_t quiet_ns         # ... and when it was
-    bint limited             # the vGPU's limit was in force when the hook thread last looked
+    bint limited             # the vGPU's limit was in force at the hook thread's last poll
     uint64_t tracked_ns      # learned lengths of all launches under leases with an end
     Demand demand
     uint64_t copies          # between host and device (atomic)
     uint64_t copied_bytes
     SmallTransferBudget trifles          # without a lock: a race lets one more pass
     uint32_t submitting      # admitted, not yet handed to the driver (atomic: also counted down without the lock)
-    uint32_t waiters         # threads that wait: the process wants, whatever the queue says
+    uint32_t waiters         # threads that wait: the process wants, whatever the queue has
     bint open                # --on-server-loss run, or the process ends: everything passes
     bint lost                # the server has been silent for longer than its grace
-    bint calls               # the program stands still, and a thread is in the driver (the hook thread's alone)
+    bint calls               # the vGPU is suspended, and a thread is in the driver (the hook thread's alone)
     bint told                # the removal, or the loss, was reported on stderr
     int64_t missing_ns       # since then the vGPU's directory is gone, and the node is there; 0: it is not
-    uint32_t gone            # for so long that the vGPU was removed: our grants page is of a server before (atomic)
-    bint barred              # the broker answers, but lets this process in no more: it runs as another user now
-    uint32_t broker_epoch    # of the broker that admitted us, or has confirmed our slot
+    uint32_t gone            # for so long that the vGPU was removed: the grants page is an earlier server's (atomic)
+    bint barred              # the broker answers, but does not admit this process again: it runs as another user now
+    uint32_t broker_epoch    # of the broker that admitted this process, or has confirmed its slot
     bint untracked           # work was submitted on the fast path since the last drain
     int64_t unseen_ns        # from then on launches do not wait for it any longer; 0: none has yet ...
     int64_t unseen_until_ns  # ... and until then
@@ -239,43 +239,43 @@ cdef struct Gate:
     bint outrun              # a marker may have come before a launch that it stands for
     uint32_t began_epoch     # the lease that Backlog.leased means
     uint32_t closed_epoch    # a lease that takes no more work, whether or not it has ended
-    uint32_t missed_epoch    # the last lease that we slept through, as the relay was told; 0: none
-    uint32_t taken_epoch     # a lease that we have taken without waiting for GO ...
-    int64_t taken_ns         # ... and the predicted length of what we submitted under it until then
+    uint32_t missed_epoch    # the last lease that the process slept through, and for which it rang the relay; 0: none
+    uint32_t taken_epoch     # a lease that the process started early, without waiting for GO ...
+    int64_t taken_ns         # ... and the predicted length of the work submitted under it until then
     uint32_t over_epoch      # a lease that ended, and is not known to be drained yet; 0: none
-    int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain tells
+    int32_t over_markers     # markers to be retired before its work is done; -1: only a full drain shows that
     int64_t over_end_ns
     int64_t asked_ns         # when a launching thread last asked the driver
     Belief belief
-    int64_t look_ns          # when the hook thread looks at the driver again
+    int64_t look_ns          # when the hook thread queries the driver again
     int64_t idle_since_ns    # drained since; 0: busy
     int64_t gap_ns           # expected idle gap: moving average over drains
     int64_t window_ns        # adapted
     int64_t lease_end_ns     # of began_epoch
-    bint lease_sampled       # the lease began on a GO: nobody else ran at its start
+    bint lease_sampled       # the lease began on a GO: no other vGPU's work ran at its start
     bint lease_unused        # nothing was submitted since it began
-    int32_t marked_stream    # whose work ``backlog.unmarked`` is
+    int32_t marked_stream    # the stream of ``backlog.unmarked``
     uint32_t left_count
-    int32_t left[64]         # events behind untracked work whose streams may not be asked about it
+    int32_t left[64]         # events behind untracked work of streams that may not be queried
     int32_t probe            # event in a context's legacy stream, behind the threads' own streams there; -1: none
     void* probed             # that context
     uint32_t stream_count
     int64_t length_ns        # of the last lease, from its beginning to the end it was given
     uint32_t baton           # its word, as last judged ...
-    bint baton_ours          # ... and whether we may submit under it,
-    int64_t baton_until_ns   # ... until then; FOREVER_NS: nobody else wants
-    uint32_t baton_used      # the word under which we submitted last
-    uint32_t baton_foreign   # a word for which we could not use a lease ...
+    bint baton_ours          # ... and whether this process may submit under it,
+    int64_t baton_until_ns   # ... until then; FOREVER_NS: no other process wants
+    uint32_t baton_used      # the word under which the process submitted last
+    uint32_t baton_foreign   # a word for which the process could not use a lease ...
     int64_t baton_foreign_ns     # ... since then
-    uint32_t baton_told      # a sibling's word under which the hook thread said that what is queued ahead waits
-    uint32_t turn            # what is queued ahead waits for Slot.turn to reach this epoch
+    uint32_t baton_told      # a sibling's word under which the hook thread reported that work queued ahead waits
+    uint32_t turn            # work queued ahead waits for Slot.turn to reach this epoch
     int64_t turn_due_ns      # when the lease begins that it waits for, if the one before has drained by then
     uint32_t word_state      # WORD_*, of Slot.turn
     uint64_t word_address    # for the GPU
     void* word_context       # in which it was registered: only streams of that one wait for it
-    int32_t ahead_stream     # whose launches ``ahead.unmarked`` are
-    TraceRecord* ring        # of our slot (logic/trace.pxd); NULL: the activity page is older
-    int64_t told_ns          # up to where busy intervals are told there
+    int32_t ahead_stream     # the stream of ``ahead.unmarked``
+    TraceRecord* ring        # of this process's slot (logic/trace.pxd); NULL: the activity page is older
+    int64_t told_ns          # up to where busy intervals are recorded there
     Backlog backlog
     DurationTable durations
     GraphTable graphs
@@ -288,7 +288,7 @@ cdef struct Gate:
 cdef struct Capture:
     void* handle             # its first stream (normalised); NULL: none
     void* context            # the stream's
-    Thread* owner            # whose default stream it is, else NULL
+    Thread* owner            # the thread of a default stream, else NULL
 
 
 cdef struct Setting:
@@ -299,16 +299,16 @@ cdef struct Setting:
 
 
 cdef struct State:
-    # --- the first two lines, and those of each gate, are all that an allocation or a free looks at
+    # --- the first two lines, and those of each gate, are all that an allocation or a free reads
     uint32_t attached        # 1 once every gate is there
     uint32_t gate_count
-    uint32_t stopping        # exit has begun: no more driver calls of ours
+    uint32_t stopping        # exit has begun: the hook makes no more driver calls
     uint32_t contexts        # 1: there may be others than the devices' primary ones
-    uint32_t observer        # 1: attached for NVML; 2: tried in vain with this VGPU_ID, and said so
+    uint32_t observer        # 1: attached for NVML; 2: tried in vain with this VGPU_ID, and reported that
     uint32_t attach_lock
     uint32_t spins           # there are cores to spare for the last microseconds before something known
     uint32_t exit_known      # the exit handler is registered
-    uint32_t started         # the driver's cuInit has succeeded: VGPU_ID is not looked at any more
+    uint32_t started         # the driver's cuInit has succeeded: the hook does not read VGPU_ID any more
     uint8_t[28] pad0
     uint32_t memory_lock
     AllocTable allocations   # under memory_lock: address of an allocation → Block (aux: context, flags: BLOCK_*)
@@ -329,20 +329,20 @@ cdef struct State:
     bint swappable           # there was a swappable allocation
     AllocTable doomed        # ... swappable memory freed under a capture, as in ``allocations``
     AllocTable executables   # ... executable graph that allocates → Block (aux: when it had its memory, flags: gate)
-    uint32_t taking          # of these: for a look without the lock
+    uint32_t taking          # how many: for a check without the lock
     uint32_t pools_lock
     uint32_t pool_count
     PoolBook[80] pools       # under pools_lock; POOLS of them
     uint32_t view_count
     Gate[16] views           # pages only: NVML before cuInit
-    char[256] vgpu_ids       # VGPU_ID as it was when vGPUs were last asked for
+    char[256] vgpu_ids       # VGPU_ID as it was at the last request for vGPUs
     char[256] meant_ids      # the same with ids in the place of names
     # --- under attach_lock: what the driver finds in the environment while it starts (environment.pyx)
     uint32_t setting_count
     Setting[8] settings
     uint32_t lenders         # threads in the driver's cuInit
     char** lent_environment
-    char** lent_copy         # the same, to see whether somebody has changed it
+    char** lent_copy         # the same, to detect whether the program has changed it
     char** later_environment
     char** own_environment   # the program's, as it was
 
@@ -351,12 +351,12 @@ cdef struct Pooled:
     # stream-ordered memory that is about to be freed by cuMemFree
     uint64_t pool            # 0: it is none
     uint64_t bytes
-    uint64_t used            # of the pool, as the driver said before
+    uint64_t used            # of the pool, as the driver reported before
 
 
 cdef struct Prediction:
-    # what is known of a launch before it is made (prediction.pyx)
-    int64_t learned_ns       # UNKNOWN_NS: nobody has timed it, or it was changed since
+    # a launch's prediction before it is made (prediction.pyx)
+    int64_t learned_ns       # UNKNOWN_NS: it was never timed, or was changed since
     int64_t assumed_ns       # what it counts for then
     int64_t doubted_ns       # as in GateState ...
     int64_t excess_ns
@@ -398,10 +398,10 @@ cdef inline bint attached() noexcept nogil:
 
 
 cdef inline bint is_removed(const Gate* gate) noexcept nogil:
-    """The vGPU; by its grants page, or because no broker and no directory of it is there any more."""
+    """Whether the vGPU was removed: its grants page says so, or its broker and its directory are gone."""
     return load32(&gate.grants.flags) & GRANTS_REMOVED != 0 or load32(&gate.gone) != 0
 
 
 cdef inline bint is_swappable(const Gate* gate) noexcept nogil:
-    """What is allocated plainly."""
+    """Whether plain allocations are swappable."""
     return gate != NULL and load32(&gate.grants.flags) & GRANTS_SWAPPABLE != 0 and state().gate_count == 1

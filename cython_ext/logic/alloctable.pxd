@@ -1,8 +1,8 @@
 """The process's own allocations: device address → (bytes, kind, aux), so that a free knows what it gives back.
 
 Robin Hood hashing (Celis 1986) with deletion by shifting back: no tombstones, short probes at 3/4 load. Memory comes
-from mmap and doubles; a program whose malloc is interposed, or that calls us from inside it, is not disturbed. The
-caller locks.
+from mmap and doubles. So the table disturbs no program whose malloc is interposed, or that calls the hook from inside
+it. The caller locks.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -108,12 +108,12 @@ cdef inline bint alloc_insert(AllocTable* table, const Block* block) noexcept no
 
 
 cdef inline void alloc_prefetch(const AllocTable* table, uint64_t address) noexcept nogil:
-    """Where ``address`` is looked for first. The table may grow meanwhile: nothing is read."""
+    """Prefetch the first place of ``address``. The table may grow meanwhile: nothing is read."""
     prefetch(table.blocks + (mix64(address) & (table.capacity - 1)))
 
 
 cdef inline bint alloc_remove(AllocTable* table, uint64_t address, Block* out) noexcept nogil:
-    """Forget the block that begins at ``address`` and say what it was: 1; 0 if there is none."""
+    """Remove the block that begins at ``address``, and copy it out: 1; 0 if there is none."""
     cdef uint64_t mask = table.capacity - 1
     cdef uint64_t at, following
     cdef Block* found = alloc_find(table, address)

@@ -1,4 +1,4 @@
-"""Demand: how much of its time a process needs the GPU. By it the GPU Server tells light vGPUs from heavy ones.
+"""Demand: how much of its time a process needs the GPU. By it the GPU Server separates light vGPUs from heavy ones.
 
 Theory of operation
 -------------------
@@ -6,8 +6,8 @@ Theory of operation
 
 W is the GPU time that the process's launches take by themselves, as the hook has learned it. H is host time: the
 process wants the GPU, and none of its threads waits for it, neither in the gate nor in the driver. Other vGPUs on the
-GPU make a program wait for longer, and change neither W nor H. So the demand of a GPU-bound program is near 1 in any
-company, and a program that computes for a fifth of its time alone has a demand of a fifth.
+GPU make a program wait for longer, and change neither W nor H. So the demand of a GPU-bound program is near 1 beside
+any others. A program that alone computes for a fifth of its time has a demand of a fifth.
 
 A program that launches without waiting may keep host and GPU busy at the same time: training does. Its W ÷ (W + H) is a
 half, and the GPU has no time for another. Under an exclusive lease that shows: its work fills the time in which it
@@ -19,10 +19,10 @@ A thread waits from the beginning of a call that waits for the GPU to its end, i
 the process wants the GPU. A program that asks again and again whether its work is done does not wait, by this measure:
 its demand is too low.
 
-A *burst* is the work that the process launches between two waits for the GPU: the longer it is, the longer a lease that
-has to end goes on. A program that launches all the time and hardly ever waits has endless bursts, and fills the GPU,
+A *burst* is the work that the process launches between two waits for the GPU. The longer it is, the longer a lease that
+has to end goes on. A program that launches all the time and hardly ever waits has endless bursts. It fills the GPU,
 even where others' slices make its W ÷ (W + H) small. Of each figure, the mean burst is weighted by work. The hook
-thread counts the waits that ended since its last look, and divides the work since then by them.
+thread counts the waits that ended since its last sample, and divides the work since then by them.
 
 A figure needs some W, and MEASURED_NS of W and H together, which a vGPU that has the GPU all the time uses up in a
 tenth of a second. Of a pause, in which the process does not want the GPU, PAUSE_MOST_NS at most count as host time: a
@@ -55,17 +55,17 @@ cdef struct Demand:
     uint32_t ppm             # W ÷ (W + H), at least 1; 0: not measured yet
     uint32_t waits_ppm       # the part of the time in which the process waited for the GPU
     uint32_t burst_us        # mean burst, weighted by work
-    uint32_t waits           # ended at the last look
-    uint64_t looked_work_ns  # W at the last look
+    uint32_t waits           # ended at the last sample
+    uint64_t looked_work_ns  # W at the last sample
     uint64_t burst_ns        # W since the last wait that ended
     double bursts            # Σ bursts since the last figure ...
     double squares           # ... and of their squares
-    int64_t looked_ns        # the last look; 0: none yet
+    int64_t looked_ns        # the last sample; 0: none yet
     int64_t paused_ns        # of a pause that has not ended, so much was host time
-    uint64_t waited_ns       # Waits at the last look ...
+    uint64_t waited_ns       # Waits at the last sample ...
     uint64_t held_up_ns      # ... and those at the gate
     int64_t submits_ns       # since the last figure, the time in which it might submit
-    bint holds               # at the last look it had a lease
+    bint holds               # at the last sample it had a lease
     bint shared              # since then, its lease was a shared one
     uint64_t work_ns         # W at the last figure
     int64_t host_ns          # H since then
@@ -102,7 +102,7 @@ cdef inline uint64_t waits_until(Waits* waits, int64_t now_ns) noexcept nogil:
 
 
 cdef inline void add_bursts(Demand* demand, uint64_t work_ns, uint32_t waits) noexcept nogil:
-    """Since the last look so much was launched, and so many waits ended."""
+    """Since the last sample so much was launched, and so many waits ended."""
     cdef double each, first
     if waits == 0:
         demand.burst_ns += work_ns
@@ -125,9 +125,9 @@ cdef inline void demand_looks(
     Demand* demand, int64_t now_ns, uint64_t work_ns, uint64_t waited_ns, uint64_t held_up_ns,
     uint32_t waits, bint wants, bint holds, bint shared
 ) noexcept nogil:
-    """A look of the hook thread. ``work_ns``: W since the process began; ``waited_ns``: of the same time, what its
-    threads waited, ``held_up_ns`` of it at the gate; ``waits``: how many waits for the GPU have ended; ``wants``: it
-    has work for the GPU, or had some a moment ago; ``holds``: it has a lease; ``shared``: that is a shared one."""
+    """A sample of the hook thread. ``work_ns``: W since the process began; ``waited_ns``: of the same time, what its
+    threads waited, ``held_up_ns`` of it at the gate; ``waits``: how many waits for the GPU have ended; ``wants``: the
+    process has work for the GPU, or had some a moment ago; ``holds``: it has a lease; ``shared``: a shared one."""
     cdef int64_t passed_ns = now_ns - demand.looked_ns
     cdef int64_t waiting_ns = <int64_t>(waited_ns - min(waited_ns, demand.waited_ns))
     cdef int64_t gate_ns = <int64_t>(held_up_ns - min(held_up_ns, demand.held_up_ns))

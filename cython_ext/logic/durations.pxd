@@ -1,21 +1,21 @@
 """Learned durations: how long a launch will take, by what is launched, how wide, and after what.
 
 An 8-way set-associative cache in memory of the caller's: nothing is ever rehashed, forgetting is a sweep, and a full
-set gives up the entry that was launched longest ago. An entry keeps its last eight samples and predicts the mean of
-them without the largest, which an outlier (a host that was preempted between two events) cannot move. A mean, because
-predictions are summed: one key may stand for layers of different lengths, and a high quantile of each makes a queue
-look full that is not, and a gap look busy.
+set drops the entry that was launched longest ago. An entry keeps its last eight samples. It predicts their mean without
+the largest, so one outlier (a host that was preempted between two events) cannot move it. It is a mean because
+predictions are summed. One key may cover layers of different lengths. With a high quantile of each, a short queue would
+seem full, and a gap busy.
 
-An entry also keeps the highest that its estimate was of late, which fades by a 256th with each sample: the length of a
-kernel may go with its arguments, for fifty launches at a time, and what it was before it may be again at any launch.
+An entry also keeps its highest recent estimate, which fades by a 256th with each sample. Reason: the length of a kernel
+may depend on its arguments, for fifty launches at a time. At any launch it may be again what it was before.
 
-The caller serialises. Handles are reused by the driver: ``durations_forget`` when a module is unloaded or a graph
-destroyed, and hand ``DurationTable.generation``, as it was at the launch, to ``durations_learn``, so that a sample
-under way then is dropped.
+The caller serialises. The driver reuses handles. So call ``durations_forget`` when a module is unloaded or a graph
+destroyed. Hand ``DurationTable.generation``, as it was at the launch, to ``durations_learn``: a sample under way at the
+forgetting is then dropped.
 
-One kernel at one width may still stand for layers of different lengths. What was launched before it in its stream tells
-them apart, as a branch's history tells a loop's rounds apart (Yeh and Patt 1991). Such a key without a sample is
-predicted as its kernel is after anything: that entry has ``after`` = 0 and learns from all of them.
+One kernel at one width may still cover layers of different lengths. The launch before it in its stream distinguishes
+them, as a branch's history distinguishes a loop's rounds (Yeh and Patt 1991). Such a key without a sample is predicted
+as its kernel is after any launch: that entry has ``after`` = 0 and learns from all of them.
 """
 
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
@@ -53,7 +53,7 @@ cdef struct LaunchKey:
     uint32_t grid_x, grid_y, grid_z
     uint32_t block_x, block_y, block_z   # block_x 0: no kernel
     uint64_t after           # hash of the one before in the stream; 0: whatever it was
-    uint64_t hash            # of all but ``after``: launch_hash, by whoever made the key
+    uint64_t hash            # of all but ``after``: launch_hash, by the code that made the key
 
 
 cdef struct Duration:
@@ -158,7 +158,7 @@ cdef inline Duration* durations_launch(DurationTable* table, const LaunchKey* ke
 
 
 cdef inline const Duration* known_by(DurationTable* table, const Duration* entry) noexcept nogil:
-    """The entry whose samples tell of a launch of this one's key, or NULL."""
+    """The entry whose samples predict a launch of this entry's key, or NULL."""
     cdef LaunchKey anywhere = entry.key
     if entry.learned or entry.key.after == 0:
         return entry
@@ -167,13 +167,13 @@ cdef inline const Duration* known_by(DurationTable* table, const Duration* entry
 
 
 cdef inline int64_t durations_predict(DurationTable* table, const Duration* entry) noexcept nogil:
-    """What a launch of the entry's key should take; UNKNOWN_NS if nobody has timed its kernel at this width."""
+    """What a launch of the entry's key should take; UNKNOWN_NS if its kernel was never timed at this width."""
     cdef const Duration* known = known_by(table, entry)
     return UNKNOWN_NS if known == NULL else known.estimate_ns
 
 
 cdef inline int64_t durations_longest(DurationTable* table, const Duration* entry) noexcept nogil:
-    """What it may take if it is again as long as it was of late; 0 if nobody has timed it."""
+    """What it may take if it is again as long as it was of late; 0 if it was never timed."""
     cdef const Duration* known = known_by(table, entry)
     return 0 if known == NULL else known.longest_ns
 
@@ -211,15 +211,16 @@ cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns, uint32
     """What to learn of a sample that was taken while other vGPUs computed; UNKNOWN_NS: nothing. ``company_ppm``: the
     part of the time that those used lately.
 
-    A launch of several time slices has others' slices in each of its samples. Of those, the others' part of the time is
-    taken off, and the mean is right.
+    A launch of several time slices has others' slices in each of its samples. The function subtracts the others' part
+    of the time from such a sample, and the mean is right.
 
     A sample that is much longer than the key's longest launches of late is *foreign*: it seems to have others' time
     slices in it. Short launches meet few slices. So a fifth of foreign samples, and of longer launches a third or half,
     shows that the key's own launches are that long. A key's first sample is believed, until a later one is far shorter.
 
-    In company the two events around a short launch add more to its sample than alone: up to 3 µs (measured on an H100,
-    docs/performance.md). So a steady key's sample tells only whether its length has changed by half or more."""
+    Beside other vGPUs the two events around a short launch add more to its sample than alone: up to 3 µs (measured on
+    an H100, docs/performance.md). So a steady key's sample shows only whether its length has changed by half or more.
+    """
     cdef int64_t usual_ns = <int64_t>entry.peak_ns, least_ns = <int64_t>entry.peak_ns
     cdef int64_t mean_ns
     cdef uint16_t counts
@@ -294,7 +295,7 @@ cdef inline void durations_doubt(DurationTable* table) noexcept nogil:
 
 
 cdef inline void durations_forget(DurationTable* table, uint64_t handle) noexcept nogil:
-    """``handle`` is no longer what it was; 0 forgets everything."""
+    """``handle`` no longer means what it meant: forget its entries. 0 forgets everything."""
     cdef size_t i
     table.generation += 1
     for i in range(<size_t>table.sets * DURATION_WAYS):

@@ -1,27 +1,28 @@
-"""The gate's decision, pure: may this launch go to the GPU now, and if not, when is it worth asking again?
+"""The gate's decision, pure: may this launch go to the GPU now, and if not, when should the gate decide again?
 
 A lease is **usable** for a process when it has an epoch that neither the vGPU returned nor this process drained, it
 has begun (its start has come; with LEASE_ON_GO: GO was given, even before the start, or ``go_by_ns`` has passed) and
 it has not ended. Inside a usable lease two rules hold a launch back:
 
-* **end**: it starts only if at least half of it fits behind what is queued, or if it is the first of the lease (a
+* **end**: it starts only if at least half of it fits behind the queued work, or if it is the first of the lease (a
   kernel longer than every quantum must run some time; its overuse is charged). Close to the end, or where it would not
   fit even alone, the lease is **closed** for the process: it takes no more work (logic/handover.pxd).
-* **window**: what is queued and this launch together stay within the window; but behind a *small* backlog, a quarter
-  of the window, anything may queue, else kernels longer than the window would leave the GPU idle between each other.
+* **window**: the queued work and this launch together stay within the window. But behind a *small* backlog, a quarter
+  of the window, any launch may queue. Else kernels longer than the window would leave the GPU idle between each other.
   A kernel of unknown length counts as long as the window (1 ms at most), queues only behind a small backlog, and
-  alone of its kind. What may take far longer than predicted (logic/overrun_bound.pxd) queues behind others of that kind
-  only while these are no more than a window longer at worst; two may always. No waiting thread sleeps by a guess, nor
-  for long by what was learned: the same kernel may take a tenth of the time with other arguments, and the GPU would be
-  idle meanwhile.
+  alone of its kind. A launch that may take far longer than predicted (logic/overrun_bound.pxd) queues behind others of
+  that kind only while these are no more than a window longer at worst; two may always. No waiting thread sleeps by a
+  guess, nor for long by a learned length. Reason: the same kernel may take a tenth of the time with other arguments,
+  and the GPU would be idle meanwhile.
 
 An open-ended lease has no end, and no window unless another vGPU of the GPU wants.
 
-On a free GPU (nobody holds, nobody wants) a standby lease need not wait for GO, which two sleeping threads would have
-to be woken for: a process may **take** it (``GrantsPage.free_epoch``) for some work, its part of a millisecond. A
-launch of unknown length counts for a quarter of that, and only one is in flight: its length is known then. GO follows,
-and the lease is charged from the first of them on. Two vGPUs that take theirs in the same moment run beside each other
-for no longer than that; then one of them has GO, and the other waits for its turn.
+On a free GPU (no vGPU holds a lease or wants one) a standby lease need not wait for GO. Reason: two sleeping threads
+would have to wake for that GO. A process may **take** the lease, an optimistic start (``GrantsPage.free_epoch``), for
+some work, its part of a millisecond. A launch of unknown length counts for a quarter of that. Only one is in flight:
+its length is known afterwards. GO follows, and the lease is charged from the first launch on. Two vGPUs that start in
+the same moment run beside each other for no longer than that. Then one of them has GO, and the other waits for its
+lease.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -30,7 +31,7 @@ from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, LEASE_OPEN, Lease, Plan,
 from cython_ext.logic.handover cimport CLOSE_NS
 
 cdef enum:
-    UNKNOWN_NS = -1          # a duration nobody has measured yet
+    UNKNOWN_NS = -1          # a duration that was not measured yet
 
     GATE_SUBMIT = 1          # under Verdict.epoch
     GATE_WAIT_BACKLOG = 2    # the lease is usable; enough of the queue should have run by until_ns
@@ -38,7 +39,7 @@ cdef enum:
 
     UNKNOWN_MOST_NS = 1_000_000  # what a launch of unknown length counts for, at most
     GATE_LOOK_NS = 10_000    # shortest wait worth suggesting
-    KNOWN_LOOK_NS = 250_000  # longest: lengths are learned, not promised, and what is queued may be far shorter
+    KNOWN_LOOK_NS = 250_000  # longest: lengths are learned, not promised, and the queued work may be far shorter
     UNKNOWN_LOOK_NS = 50_000     # ... for what is of unknown length
     TAKE_MOST_NS = 1_000_000     # work of a vGPU under a lease without GO
 
@@ -65,7 +66,7 @@ cdef struct GateState:
 cdef struct Verdict:
     int action               # GATE_*
     uint32_t epoch           # the lease that GATE_SUBMIT and GATE_WAIT_BACKLOG speak of, else 0
-    int64_t until_ns         # when to look again; 0 with GATE_SUBMIT
+    int64_t until_ns         # when to decide again; 0 with GATE_SUBMIT
     uint32_t closed          # a lease that is usable and takes no more work of this process; 0: none
     bint takes               # GATE_SUBMIT: without GO
 
@@ -103,8 +104,8 @@ cdef inline int64_t plan_opens_ns(const Plan* plan, const GateState* state) noex
 
 
 cdef inline int64_t plan_due_ns(const Plan* plan, const GateState* state, bint on_go) noexcept nogil:
-    """The first start of a lease that opens, which is when GO is due if whoever is before it has drained; FOREVER_NS if
-    there is none. ``on_go``: only those leases count that begin with a GO."""
+    """The first start of a lease that opens. GO is due then if the lease before it has drained. FOREVER_NS: no lease
+    opens. ``on_go``: only leases that begin with a GO count."""
     cdef int64_t due_ns = FOREVER_NS
     cdef const Lease* lease
     cdef int i
@@ -121,7 +122,7 @@ cdef inline int64_t length_ns(const GateState* state) noexcept nogil:
 
 
 cdef inline bint fits_alone(const Lease* lease, const GateState* state) noexcept nogil:
-    """Whether at least half of the launch fits into what is left of the lease, were nothing queued."""
+    """Whether at least half of the launch would fit into the rest of the lease behind an empty queue."""
     return length_ns(state) / 2 <= lease.end_ns - state.now_ns
 
 
@@ -142,7 +143,7 @@ cdef inline int64_t window_room_ns(const Lease* lease, const GateState* state) n
 
 
 cdef inline bint bounded_at_worst(const Lease* lease, const GateState* state) noexcept nogil:
-    """Whether the launch may queue behind what may be longer than predicted, as it may itself."""
+    """Whether the launch may queue behind work that may be longer than predicted, as it may itself."""
     if lease.flags & LEASE_OPEN and not state.contended:
         return 1
     return state.excess_ns == 0 or state.queued_excess_ns <= max(state.window_ns, state.excess_ns)
@@ -165,7 +166,7 @@ cdef inline bint may_take(const Plan* plan, const GateState* state) noexcept nog
 
 
 cdef inline int64_t look_ns(const Lease* lease, const GateState* state, int64_t surplus_ns) noexcept nogil:
-    """When so much of the queue should have run, or sooner, to see whether it has."""
+    """When to decide again: when so much of the queue should have run, or sooner."""
     cdef int64_t wait_ns = UNKNOWN_LOOK_NS
     if not state.unknown_in_flight:
         wait_ns = min(max(surplus_ns, <int64_t>GATE_LOOK_NS), <int64_t>KNOWN_LOOK_NS)
@@ -188,7 +189,7 @@ cdef inline void gate_decide(const Plan* plan, const GateState* state, Verdict* 
             if lease.end_ns - state.now_ns <= CLOSE_NS or not fits_alone(lease, state):
                 verdict.closed = lease.epoch
             elif verdict.action != GATE_WAIT_BACKLOG:
-                # what is queued may be shorter than predicted
+                # the queued work may be shorter than predicted
                 verdict.action = GATE_WAIT_BACKLOG
                 verdict.epoch = lease.epoch
                 verdict.until_ns = look_ns(lease, state, state.backlog_ns / 2)

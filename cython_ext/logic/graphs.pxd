@@ -5,14 +5,15 @@ from an update until the first launch after it was timed. A doubted graph counts
 runs at a time: if it has become ten times as long, nothing is queued behind it. If the sample is off by more than
 double, the graph gets a new **version**, part of its LaunchKey, and is learned from the beginning.
 
-Some programs update before every launch, for other addresses, and would never have two in flight (JAX does). So who has
-been **steady** for long enough, by the samples, is believed as a kernel is, whose arguments may mean anything, too. How
-long that has to be doubles each time that a graph's length did change, and halves while it does not for long: a sample
-may be off by itself (the host stood still between its events, caches are cold after a hand-over), and belief that one
-such sample now and then takes away for ever is worth nothing. What is off by less than double says nothing either way.
+Some programs update before every launch, for other addresses, and would never have two in flight (JAX does). So a graph
+that has been **steady** for long enough, by the samples, is believed as a kernel is. A kernel's arguments may change
+its length, too. The required time doubles each time that a graph's length did change. It halves while the length does
+not change for long. Reason: a sample may be off by itself (the host paused between its events, caches are cold after a
+hand-over). One such sample now and then must not end the belief for ever. A sample that is off by less than double
+counts neither way.
 
-A cache in memory of the caller's (zeroed): a set that is full forgets the graph that was updated longest ago, whose
-first version is then believed again. The caller serialises.
+A cache in memory of the caller's (zeroed): a full set forgets the graph that was updated longest ago. Its first version
+is then believed again. The caller serialises.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t

@@ -1,18 +1,18 @@
 """The limit ledger: what the processes of a vGPU own of its memory, in the activity page, exact across kill -9.
 
-The truth is two words per slot and kind: ``reserved_bytes`` (asked for, the driver has not answered yet) and
+The truth is two words per slot and kind: ``reserved_bytes`` (requested; the driver has not answered yet) and
 ``committed_bytes[kind]``. ``charged_bytes`` is their sum over all slots, kept so that a request needs no scan. An
-operation that sets one word has happened once that is written. A commit sets two; so it is first written down as
-exactly that (``intent_*``, absolute values, hence safe to repeat), then carried out, then struck out. Whoever next gets
-the lock from a dead owner repeats what is written down and adds up the sum anew. ARIES (Mohan et al. 1992) calls it
-redo; this is its smallest form.
+operation that sets one word has happened once that is written. A commit sets two. So the process first writes it down
+as an intent (``intent_*``, absolute values, hence safe to repeat), then carries it out, then clears the intent. The
+next thread that gets the lock from a dead owner repeats each intent and adds up the sum anew. ARIES (Mohan et al. 1992)
+calls it redo; this is its smallest form.
 
-Allocating waits for the lines that are written here, so these are few: the lock's, the sum's and one or two of the
-slot's. ``slot_*`` are the operations for who has the lock already.
+An allocation waits for the lines that are written here, so these are few: the lock's, the sum's and one or two of the
+slot's. ``slot_*`` are the operations for a caller that has the lock already.
 
 Each operation is given the name under which it takes the lock (logic/section.pxd).
 
-Everything in the page is a tenant's word: sums saturate, a slot cannot give back what it does not own, waits are
+A tenant may write anything in the page. So sums saturate, a slot cannot give back more than it owns, and waits are
 bounded.
 """
 
@@ -47,7 +47,7 @@ cdef inline void ledger_init(ActivityPage* page) noexcept nogil:
 
 
 cdef inline uint64_t slot_bytes(const Slot* slot) noexcept nogil:
-    """What the slot owns; meaningful while its intent is struck out."""
+    """What the slot owns; meaningful while its intent is clear."""
     cdef const uint64_t* each = &slot.committed_bytes[0]
     cdef uint64_t total = load64(&slot.reserved_bytes)
     cdef int kind
@@ -77,7 +77,7 @@ cdef inline void ledger_apply(ActivityPage* page, uint64_t* word, uint64_t after
 cdef inline void ledger_turn(
     ActivityPage* page, Slot* slot, uint32_t kind, uint64_t reserved, uint64_t committed
 ) noexcept nogil:
-    """Set two of its words, whose sum stays, as one."""
+    """Set two of the slot's words as one; their sum stays."""
     store64(&slot.intent_bytes, committed)
     store64(&slot.intent_reserved_bytes, reserved)
     store64(&slot.intent_kind, kind + 1)
@@ -88,7 +88,7 @@ cdef inline void ledger_turn(
 
 
 cdef inline void ledger_recover(ActivityPage* page) noexcept nogil:
-    """The lock's last owner died: carry out what it had written down, then add up. Safe to repeat from any point."""
+    """The lock's last owner died: carry out its intent, then add up. Safe to repeat from any point."""
     cdef Slot* slot
     cdef uint64_t intent
     cdef int i
@@ -112,7 +112,7 @@ cdef inline bint ledger_wait(ActivityPage* page, uint32_t name) noexcept nogil:
 
 
 cdef inline bint ledger_lock(ActivityPage* page, uint32_t name) noexcept nogil:
-    return 1 if not rarely(not section_try(page, name)) else ledger_wait(page, name)     # no look at the clock, mostly
+    return 1 if not rarely(not section_try(page, name)) else ledger_wait(page, name)     # mostly without the clock
 
 
 cdef inline int ledger_unlock(ActivityPage* page, uint32_t name, int result) noexcept nogil:
@@ -121,14 +121,14 @@ cdef inline int ledger_unlock(ActivityPage* page, uint32_t name, int result) noe
 
 
 cdef inline void ledger_prefetch(ActivityPage* page, const Slot* slot) noexcept nogil:
-    """All that an operation touches, for who is about to."""
+    """Prefetch all lines that an operation touches, for a caller that is about to begin one."""
     prefetch(ledger_word(page))
     prefetch(&page.charged_bytes)
     prefetch(&slot.reserved_bytes)
     prefetch(&slot.intent_kind)
 
 
-# --- by who has the lock
+# --- for a caller that has the lock
 
 cdef inline int slot_reserve(
     ActivityPage* page, Slot* slot, uint64_t size_bytes, uint64_t limit_bytes, uint64_t process_limit_bytes
@@ -181,7 +181,7 @@ cdef inline int ledger_reserve(
     ActivityPage* page, uint32_t name, uint32_t slot_index, uint32_t kind, uint64_t size_bytes, uint64_t limit_bytes,
     uint64_t process_limit_bytes
 ) noexcept nogil:
-    """Before the driver is asked. ``limit_bytes``: the vGPU's memory limit less what it holds implicitly;
+    """Reserve, before the call to the driver. ``limit_bytes``: the vGPU's memory limit less what it holds implicitly;
     ``process_limit_bytes``: the most that the slot may own.
 
     The kind counts only from the commit on, but is given here too so that one call site has one signature.
@@ -225,7 +225,7 @@ cdef inline int ledger_release(
 cdef inline int ledger_reap(
     ActivityPage* page, uint32_t name, uint32_t slot_index, uint64_t* freed_bytes
 ) noexcept nogil:
-    """By the broker, once the driver shows the process no more: SLOT_DEAD → SLOT_FREE, its bytes into ``freed_bytes``.
+    """By the broker, once the driver no longer lists the process: SLOT_DEAD → SLOT_FREE, its bytes to ``freed_bytes``.
 
     LEDGER_REFUSED if the slot is not dead: so a second reaping gives nothing back twice.
     """
@@ -247,7 +247,8 @@ cdef inline int ledger_reap(
 
 
 cdef inline int ledger_check(ActivityPage* page, uint32_t name) noexcept nogil:
-    """LEDGER_OK if the sum is the sum and nothing is half done; LEDGER_REFUSED if not, and then it is put right."""
+    """LEDGER_OK if ``charged_bytes`` is the sum and no intent is left; LEDGER_REFUSED if not, and then it is repaired.
+    """
     cdef bint right
     cdef int i
     if not ledger_lock(page, name):

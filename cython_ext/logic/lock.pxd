@@ -1,6 +1,6 @@
 """A futex mutex for the threads of one process: one word, zero is unlocked, uncontended one compare-and-swap each way.
 
-States as in U. Drepper, "Futexes Are Tricky" (mutex 2): 0 unlocked, 1 locked, 2 locked and somebody may sleep.
+States as in U. Drepper, "Futexes Are Tricky" (mutex 2): 0 unlocked, 1 locked, 2 locked and a thread may sleep.
 A child of fork inherits the word as some other thread left it: it calls ``lock_reset`` before its first use.
 """
 
@@ -13,7 +13,7 @@ cdef enum:
 
 
 cdef inline bint lock_soon(uint32_t* word) noexcept nogil:
-    """Spin for it, as ``lock_acquire`` does before it sleeps. Whether it is ours."""
+    """Spin for the lock, as ``lock_acquire`` does before it sleeps. Whether the caller has it."""
     cdef int _spin
     for _spin in range(LOCK_SPINS):
         if load32(word) == 0 and cas32(word, 0, 1):

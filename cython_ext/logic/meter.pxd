@@ -43,12 +43,12 @@ cdef enum:
     TIMED_LONG = 8           # ... where a launch is much longer than its timing takes
     STEADY_FACTOR = 8        # a key that always takes as long is timed so much less often
     TIMED_RARELY = 256       # no key less often, about
-    TIMED_APART_NS = 2_000_000       # closer to each other, the thread's timed launches cost it more than they tell
+    TIMED_APART_NS = 2_000_000       # closer to each other, the thread's timed launches cost more than they are worth
     YOUNG_SAMPLES = 8
     WEIGHT_MOST = 1024
     LONG_LAUNCH_NS = 100_000
     LASTED_MOST_NS = 1_000_000_000
-    SLACK_MOST_NS = 2_000_000_000    # so long ago may be what a sample corrects
+    SLACK_MOST_NS = 2_000_000_000    # a sample may correct what is so long ago
     COUNTED_MOST_NS = 200_000_000    # counted beyond that: it ran side by side, or the meter was far off
     DOUBTED_NS = 2_000_000
     ASSUMED_NS = 10_000      # of a key without a sample; made good with its first one
@@ -263,7 +263,7 @@ cdef inline int64_t meter_promised_ns(const Meter* meter) noexcept nogil:
 
 
 cdef inline void meter_turns(Meter* meter, uint64_t seed) noexcept nogil:
-    """To another vGPU, or another thread: what it has spent is the caller's by now, its keys stay."""
+    """The meter passes to another vGPU, or another thread. The caller has counted its spent time; its keys stay."""
     meter.left_ns = meter.granted_ns = 0
     meter.dice = seed | 1
 
@@ -291,14 +291,14 @@ cdef inline void usage_settle(Usage* usage, uint64_t spent_ns, uint64_t busy_ns,
 
 
 cdef inline void usage_takes_over(Usage* usage, int64_t in_flight_ns) noexcept nogil:
-    """The meter counts from now on. Work of ``in_flight_ns`` runs still that the books would have seen."""
+    """The meter counts from now on. Work of ``in_flight_ns`` still runs that the backlog would have observed."""
     usage.counted_ns += max(in_flight_ns, <int64_t>0)
     usage.metered = 1
 
 
 cdef inline void usage_tracks(Usage* usage, int64_t predicted_ns) noexcept nogil:
-    """A launch that the books observe. Behind metered work the meter counts it, because the books cannot tell the two
-    apart until both have drained."""
+    """A launch that the backlog observes. Behind metered work the meter counts it. Reason: the backlog cannot separate
+    the two until both have drained."""
     if usage.metered:
         usage.counted_ns += predicted_ns
 
@@ -313,8 +313,8 @@ cdef inline int64_t usage_room_ns(
     const Usage* usage, int64_t allowed_ns, int64_t others_ns, int64_t promised_ns
 ) noexcept nogil:
     """What is left of the vGPU's limit: ``allowed_ns`` in all, ``others_ns`` used by its other processes, and
-    ``promised_ns`` in the allowances of this one's threads. Once all has run, what is counted beyond that never will;
-    and threads that launch no more may have been promised any amount."""
+    ``promised_ns`` in the allowances of this process's threads. Once all work has run, a positive count beyond it will
+    never become GPU time. Threads that launch no more may hold any amount of allowance. So neither counts then."""
     cdef int64_t left_ns = allowed_ns - others_ns - <int64_t>usage.used_ns
     if not usage.metered:
         return left_ns - min(usage.counted_ns, <int64_t>0)
@@ -323,5 +323,5 @@ cdef inline int64_t usage_room_ns(
 
 cdef inline bint usage_doubtful(const Usage* usage, int64_t silent_ns) noexcept nogil:
     """Whether the GPU works for too long: the hook found it busy ``silent_ns`` after the last launch. That is more than
-    twice what the meter has counted and the hook has not seen run."""
+    twice the meter's count of work that the hook has not observed to run."""
     return usage.metered and silent_ns > DOUBTED_NS and silent_ns / 2 > usage.counted_ns

@@ -1,15 +1,15 @@
-"""How much longer than predicted what is queued may take: of kernels that were longer of late.
+"""How much longer than predicted the queued work may take, where it has kernels that were longer of late.
 
-One kernel at one width takes 1 ms or 10 by its arguments, and nothing tells which before it has run. A window of 12 ms
-full of what was short is 120 ms once it is long: others are let in before it has drained, the GPU goes back and forth,
-and all of it is paid for. So a launch whose kernel's highest estimate of late (durations.pxd) would disprove the
-prediction counts for the difference, too: its **excess**. The excess of a queue is bounded (gate.pxd, prequeue.pxd),
-and a queue with one is marked more often, to know how much of it is left. Such launches are timed, so that their new
-length is known after a few.
+One kernel at one width takes 1 ms or 10 by its arguments, and nothing shows which before it has run. A window of 12 ms
+of such short kernels takes 120 ms once they are long. Then other vGPUs get the GPU before the queue has drained, the
+GPU switches back and forth, and the vGPU is charged for all of it. So a launch counts for more where its kernel's
+highest estimate of late (durations.pxd) would disprove the prediction. The difference is its **excess**. The excess of
+a queue is bounded (gate.pxd, prequeue.pxd). A queue with an excess is marked more often, so that its rest is known.
+Such launches are timed, so that their new length is known after a few.
 
 Lengths that vary by less have no excess: predictions are right in the sum. Nor have kernels that are short at their
-longest: what a GPU's clock, its caches and a hand-over do to them varies by as much, and a queue that they keep short
-would hide no host.
+longest. Reason: the GPU's clock, its caches and a hand-over vary their lengths by as much, and a queue that they keep
+short would hide no host time.
 """
 
 from libc.stdint cimport int64_t

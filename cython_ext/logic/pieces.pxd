@@ -1,9 +1,9 @@
 """What linear memory takes from the card: pieces of 2 MiB, which small allocations share.
 
-The driver takes whole pieces (benchmarks/experiments/allocation_granularity.py, H200): an allocation of more than a megabyte has its own, and
-smaller ones lie in one as long as there is room. Where, it alone knows, and the address tells afterwards. So what a
-small one is worth changes with its neighbours: who comes first into a piece pays for it, and who leaves last gives it
-back.
+The driver takes whole pieces (benchmarks/experiments/allocation_granularity.py, H200). An allocation of more than a
+megabyte has its own pieces. Smaller ones share a piece as long as it has room. The driver alone chooses the piece;
+the address shows it afterwards. So the charge of a small allocation depends on its neighbours. The first allocation
+in a piece is charged for it, and the last one to leave gives the charge back.
 
 The caller serialises.
 """
@@ -36,7 +36,7 @@ cdef inline uint64_t pieces_for_rows(uint64_t row_bytes, uint64_t rows, uint64_t
 
 
 cdef inline bint join_piece(Pieces* pieces, uint64_t piece, uint64_t part) noexcept nogil:
-    """Whether somebody has paid for the piece already."""
+    """Whether another allocation is charged for the piece already."""
     cdef Block* known = alloc_find(&pieces.shared, piece)
     cdef Block block
     if known != NULL:
@@ -46,13 +46,13 @@ cdef inline bint join_piece(Pieces* pieces, uint64_t piece, uint64_t part) noexc
         return 1
     block.address, block.bytes, block.aux = piece, part, 1
     block.kind = block.flags = 0
-    if alloc_insert(&pieces.shared, &block):     # without memory for it, nobody shares it
+    if alloc_insert(&pieces.shared, &block):     # without memory for the entry, no allocation shares the piece
         pieces.room_bytes += PIECE_BYTES - <int64_t>part
     return 0
 
 
 cdef inline bint leave_piece(Pieces* pieces, uint64_t piece, uint64_t part) noexcept nogil:
-    """Whether somebody goes on paying for the piece."""
+    """Whether another allocation stays charged for the piece."""
     cdef Block* known = alloc_find(&pieces.shared, piece)
     cdef Block gone
     if known == NULL:
@@ -71,7 +71,7 @@ ctypedef bint (*Step)(Pieces*, uint64_t, uint64_t) noexcept nogil
 
 
 cdef inline bint pieces_are_shared(uint64_t size) noexcept nogil:
-    """Whether others may lie in the pieces of so much; else what it is worth is known without them."""
+    """Whether other allocations may lie in the pieces of one of this size. Else its charge does not depend on them."""
     return size <= SMALL_BYTES
 
 
@@ -81,7 +81,7 @@ cdef inline uint64_t pieces_alone(uint64_t address, uint64_t size) noexcept nogi
 
 
 cdef inline uint64_t each_piece(Pieces* pieces, uint64_t address, uint64_t size, Step step) noexcept nogil:
-    """Bytes of the pieces touched, less those that ``step`` says others pay for."""
+    """Bytes of the pieces touched, less those that other allocations are charged for, by ``step``."""
     cdef uint64_t piece = address - address % PIECE_BYTES, end = address + size, bytes = 0
     while piece < end:
         if not step(pieces, piece, min(piece + PIECE_BYTES, end) - max(piece, address)):
@@ -96,5 +96,5 @@ cdef inline uint64_t pieces_take(Pieces* pieces, uint64_t address, uint64_t size
 
 
 cdef inline uint64_t pieces_give(Pieces* pieces, uint64_t address, uint64_t size) noexcept nogil:
-    """They are not any more: what the card has back."""
+    """The bytes are freed: what the card has back."""
     return each_piece(pieces, address, size, leave_piece) if pieces_are_shared(size) else pieces_alone(address, size)

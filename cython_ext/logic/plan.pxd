@@ -12,7 +12,7 @@ from cython_ext.layout cimport GrantsPage, Plan
 from cython_ext.native cimport load32, load64, store32, store64
 
 cdef enum:
-    PLAN_READS = 64          # a reader torn this often in a row was starved; it looks again later
+    PLAN_READS = 64          # a reader torn this often in a row was starved; it reads again later
 
 
 cdef inline void publish_plan(GrantsPage* page, const Plan* plan) noexcept nogil:

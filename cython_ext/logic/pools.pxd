@@ -1,7 +1,7 @@
 """What a memory pool costs: the growth reserved before an allocation, and what is charged once it is known. Pure.
 
-Threads allocate from a pool at once, and nobody can tell whose allocation will find room in it and whose will make it
-grow. So what is reserved is for all that are under way together: what the pool lacks for them, in whole steps.
+Threads allocate from a pool at once. It is not known before which allocation will find room in it and which will make
+it grow. So the reservation is for all that are under way together: what the pool lacks for them, in whole steps.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -12,11 +12,11 @@ cdef enum:
 
 cdef struct PoolBook:        # the caller locks
     uint64_t pool            # its handle
-    uint32_t gate            # the caller's: whose ledger it is in
+    uint32_t gate            # set by the caller: the gate of its ledger
     uint64_t charged         # of what it has taken: committed in the ledger
     uint64_t reserved        # in the ledger, for growth
     uint64_t claimed         # sizes of allocations that the driver has not answered
-    uint64_t stale           # of what it says is used: freed by cuMemFree, which drivers do not take off (580.159)
+    uint64_t stale           # of what it reports as used: freed by cuMemFree, which drivers do not subtract (580.159)
 
 
 cdef struct PoolDue:         # for the ledger
@@ -27,12 +27,12 @@ cdef struct PoolDue:         # for the ledger
 
 
 cdef inline uint64_t pool_used(const PoolBook* book, uint64_t taken, uint64_t used) noexcept nogil:
-    """What is in use of what a pool has ``taken``, where the driver says ``used``."""
+    """What is in use of what a pool has ``taken``, where the driver reports ``used``."""
     return min(used - min(used, book.stale), taken)
 
 
 cdef inline void pool_freed(PoolBook* book, uint64_t before, uint64_t after, uint64_t size) noexcept nogil:
-    """``size`` bytes of it were freed by cuMemFree; the driver said that ``before`` were used, and says ``after``."""
+    """``size`` bytes of it were freed by cuMemFree. The driver reported ``before`` used bytes, and now ``after``."""
     if before < after + size:
         book.stale += size
 

@@ -39,7 +39,7 @@ cdef struct Ahead:
 
 
 cdef inline bint ahead_begins(const Backlog* backlog) noexcept nogil:
-    """Whether what is queued already is told apart by markers, and leaves room for those to come."""
+    """Whether markers separate the work that is queued already, and leave room for markers to come."""
     return backlog.unmarked.launches == 0 and backlog.count + <uint32_t>AHEAD_MARKERS < <uint32_t>MARKERS
 
 
@@ -110,8 +110,9 @@ cdef inline void join_stretch(Stretch* stretch, const Stretch* other) noexcept n
 
 
 cdef inline void ahead_release(Ahead* ahead, Backlog* backlog, int64_t now_ns, bint late) noexcept nogil:
-    """The word is about to be advanced: everything counts as submitted at ``now_ns``. ``late``: somebody has advanced
-    it before. For ``ahead_begins`` held, and nothing was submitted since, there is room for every marker."""
+    """The word is about to be advanced: all work queued ahead counts as submitted at ``now_ns``. ``late``: another
+    thread has advanced the word before. There is room for every marker, because ``ahead_begins`` held, and nothing was
+    submitted since."""
     cdef Stretch* stretch
     cdef int64_t unsure_ns = PREDICTION_MAX_NS if late else unsure_now_ns(backlog)
     cdef uint32_t i

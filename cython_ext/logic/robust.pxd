@@ -2,9 +2,9 @@
 
 It speaks the kernel's robust-futex protocol (owner's TID, FUTEX_WAITERS, FUTEX_OWNER_DIED in the first word of a
 ``pthread_mutex_t``), so the kernel announces a dead owner within 0.1 ms. The C library's own robust mutex is not
-used: its unlock follows list pointers stored inside the mutex, which here any process of the vGPU may overwrite, and
-would have the broker write where a tenant says. Here nothing but the one word is read from the page, every wait is
-bounded, and no symbol newer than any C library is needed.
+used. Reason: its unlock follows list pointers stored inside the mutex. Here any process of the vGPU may overwrite them,
+and make the broker write at an address of a tenant's choice. This file reads only the one word from the page, bounds
+every wait, and needs no symbol newer than any C library.
 
 A TID counts within its PID namespace, and processes of several namespaces share a page. The kernel marks a word if the
 dying thread has it on its list, or in ``list_op_pending``, and the word holds that thread's TID *as its own namespace
@@ -25,7 +25,7 @@ cdef enum:
     ROBUST_OWNER_DIED = 1    # locked; whatever the word protects was left in the middle of something
     ROBUST_TIMEOUT = 2       # not locked
 
-    ROBUST_FREE = 3          # robust_watch: nobody holds it
+    ROBUST_FREE = 3          # robust_watch: no thread holds it
     ROBUST_UNAVAILABLE = 4   # the kernel keeps no robust list for this thread
 
     ROBUST_CLAIMED = 1 << 29         # in the place of a TID; the kernel gives none beyond 2²²
@@ -44,7 +44,7 @@ cdef extern from "vgpu_native.h" nogil:
 
     ctypedef struct RobustThread "vgpu_robust_thread":
         robust_list_head* head
-        robust_list* interrupted     # the pending entry of what a signal handler of ours interrupted
+        robust_list* interrupted     # the pending entry of the code that a signal's handler interrupted
         robust_list* behind          # what follows the lock that robust_hold took on the thread's list
         uint32_t tid
 
@@ -64,7 +64,7 @@ cdef inline bint robust_is_held(uint32_t seen) noexcept nogil:
 cdef inline int robust_hold(uint32_t* word) noexcept nogil:
     """Hold the mutex until this thread dies. ``word`` begins a ``pthread_mutex_t``: its list node is used.
 
-    ROBUST_LOCKED; ROBUST_TIMEOUT if somebody else holds it; ROBUST_UNAVAILABLE.
+    ROBUST_LOCKED; ROBUST_TIMEOUT if another thread holds it; ROBUST_UNAVAILABLE.
     """
     cdef RobustThread* thread = robust_thread()
     cdef robust_list* node
@@ -94,9 +94,9 @@ cdef inline int robust_hold(uint32_t* word) noexcept nogil:
 
 
 cdef inline void robust_drop(uint32_t* word) noexcept nogil:
-    """Let go of what ``robust_hold`` of this thread took last; no death is announced.
+    """Release the mutex that ``robust_hold`` of this thread took last; no death is announced.
 
-    What is put back on the list comes from memory of our own, not from the page.
+    The entry that is put back on the list comes from the thread's own memory, not from the page.
     """
     cdef RobustThread* thread = robust_thread()
     if thread == NULL or thread.head.list.next != robust_node(thread, word):

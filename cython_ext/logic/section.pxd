@@ -1,10 +1,10 @@
-"""The lock of the memory ledger: a futex word that names its owner by slot, as TIDs do not across PID namespaces.
+"""The lock of the memory ledger: a futex word that names its owner by slot. TIDs name no thread across PID namespaces.
 
-The word holds ``name``: a bit that no TID has, a tag, and the number of the owner's slot from 1 on. The tag is another
-one for each process, and the slot shows the whole name. The owner is dead if the slot is not active, shows another
-name, or has its ``alive`` marked by the kernel (logic/robust.pxd). The broker has a number of its own, and its epoch as
-the tag: a new broker's epoch makes its predecessor's name a dead one. A name that fits no process is a dead one, too,
-so a scribbled word costs a recovery and no more.
+The word holds ``name``: a bit that no TID has, a tag, and the number of the owner's slot from 1 on. Each process has
+another tag, and its slot has the whole name. The owner is dead if the slot is not active, has another name, or has its
+``alive`` marked by the kernel (logic/robust.pxd). The broker has a number of its own, and its epoch as the tag. So a
+new broker's epoch makes its predecessor's name a dead one. A name that fits no process is a dead one, too. So a
+scribbled word costs a recovery and no more.
 
 A waiter takes a dead owner's lock by a compare-and-swap of the word that it has seen, and recovers. It first waits
 SECTION_ENDS_NS: ``alive`` belongs to the hook's thread, and the kernel ends threads of a process one after another. The
@@ -12,13 +12,14 @@ thread inside may be on another processor, a few microseconds away from the inte
 
 Threads of one process have one name. They exclude each other as processes do: the word is taken from 0 only.
 
-No thread names the word to the kernel. A waiter that dies leaves at most FUTEX_WAITERS behind. A sleeper looks again
-every SECTION_LOOK_NS, since nothing wakes it when the owner dies.
+No thread names the word to the kernel. A waiter that dies leaves at most FUTEX_WAITERS behind. A sleeper reads the word
+again every SECTION_LOOK_NS, since nothing wakes it when the owner dies.
 
 *Hooks and brokers of before* put their TID there and have the kernel mark the word. Both kinds exclude each other in
 one vGPU, because both take the word from 0, or from a mark, by compare-and-swap. A TID is taken for an owner only while
-the page shows that one of those processes may be there. They wait in vain for a dead owner of the new kind, until the
-broker, or any newer process, takes the lock over. Two *older* hooks in two PID namespaces are as they were.
+the page shows that one of those processes may be there. An older process waits in vain for a dead owner of the new
+kind, until the broker, or any newer process, takes the lock over. Two *older* hooks in two PID namespaces still do not
+exclude each other.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -110,11 +111,11 @@ cdef inline int section_wait(ActivityPage* page, uint32_t name, int64_t until_ns
         if seen & FUTEX_WAITERS or cas32(word, seen, seen | FUTEX_WAITERS):
             look_ns += SECTION_ENDS_NS if dead else SECTION_LOOK_NS
             futex_wait(word, seen | FUTEX_WAITERS, min(until_ns, look_ns))
-            waiters = FUTEX_WAITERS      # others may sleep behind us: our release must look
+            waiters = FUTEX_WAITERS      # other threads may sleep behind this one: its release must wake them
 
 
 cdef inline bint section_try(ActivityPage* page, uint32_t name) noexcept nogil:
-    """Take it if it is free, and no owner died with it. 0: ``section_wait`` tells."""
+    """Take the lock if it is free, and no owner died with it. 0: ``section_wait`` takes it, or reports why not."""
     return cas32(<uint32_t*>&page.ledger, 0, name)
 
 

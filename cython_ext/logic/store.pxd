@@ -1,8 +1,8 @@
-"""Whose each block of a store is: host memory for what is away from the card (``layout.StorePage``).
+"""The owners of a store's blocks: host memory for what is swapped out of the card (``layout.StorePage``).
 
-A block is nobody's (0) or a process's, under a name that no other has while it lives. So one is taken by one
-compare-and-swap and given back by one store, without a lock that a process could die with. Whoever is killed leaves its
-name, at whatever moment that was, and the server gives back what stands under it.
+A block is free (0) or has the name of one process. No other process has that name while it lives. So a process takes a
+block by one compare-and-swap and gives it back by one store, without a lock that it could die with. A killed process
+leaves its name behind, at whatever moment it dies. Then the server gives back all blocks under that name.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -33,7 +33,7 @@ cdef inline uint64_t store_name(uint32_t pid, uint64_t start_time) noexcept nogi
 
 
 cdef inline int64_t store_take(StorePage* store, uint64_t name, uint64_t begin, uint64_t end) noexcept nogil:
-    """A block from ``begin`` on and before ``end`` that was nobody's; -1: there is none."""
+    """Take a free block from ``begin`` on and before ``end``; -1: there is none."""
     cdef uint64_t* owners = store_owners(store)
     cdef uint64_t i
     for i in range(begin, end):
@@ -49,8 +49,8 @@ cdef inline void store_give(StorePage* store, uint64_t block) noexcept nogil:
 cdef inline uint64_t store_give_all(
     StorePage* store, uint64_t blocks, const uint64_t* names, uint64_t count
 ) noexcept nogil:
-    """All that stands under any of ``count`` names; so many it was. Read before anything is written: most of it is not
-    theirs, and others are at work there."""
+    """Give back all blocks under any of ``count`` names; the result is how many. Each owner is read before a write.
+    Reason: most blocks have other owners, which are at work there."""
     cdef uint64_t* owners = store_owners(store)
     cdef uint64_t i, k, name, last = 0, given = 0
     cdef bint theirs = 0
@@ -69,7 +69,7 @@ cdef inline uint64_t store_give_all(
 
 
 cdef inline bint store_take_all(StorePage* store, uint64_t blocks, uint64_t name) noexcept nogil:
-    """Every block, if none is anybody's; else none."""
+    """Take every block if all are free; else none."""
     cdef uint64_t* owners = store_owners(store)
     cdef uint64_t i
     for i in range(blocks):

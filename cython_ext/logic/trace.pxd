@@ -1,15 +1,15 @@
-"""The ring in which a process notes what it sees of the GPU while somebody records: one writer, late readers.
+"""The ring in which a process records what it observes of the GPU while a client traces: one writer, late readers.
 
 Theory of operation
 -------------------
-Records have numbers from 1; number n lies at place (n − 1) % TRACE_RING, and says its number (its low 32 bits) in
-``sequence``, 0 while it is being written. ``Slot.traced`` is the number of the newest. The writer waits for nobody: a
-reader that comes late finds other numbers where it looks and counts what it missed, and so it does with a record whose
-writer was killed in the middle. A reader changes nothing, so there may be several.
+Records have numbers from 1. Number n lies at place (n − 1) % TRACE_RING. Its ``sequence`` has the low 32 bits of the
+number, and is 0 while the record is being written. ``Slot.traced`` is the number of the newest. The writer waits for no
+reader. A late reader finds other numbers at a place, and counts the records that it missed. It does the same with a
+record whose writer was killed in the middle. A reader changes nothing, so there may be several.
 
-What is noted of the GPU's work is what the books have (window.pxd): busy from a submission into an empty queue to the
-completion that was observed to empty it. Their sum is the growth of ``Slot.busy_ns``. An interval that goes on for long
-is told in parts, each up to where it is known.
+The busy intervals are those of the backlog (window.pxd): busy from a submission into an empty queue to the completion
+that was observed to empty it. Their sum is the growth of ``Slot.busy_ns``. A long interval is recorded in parts, each
+up to where it is known.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -20,7 +20,7 @@ from cython_ext.native cimport fence, load32, load64, store32, store64
 
 cdef enum:
     PART_NS = 2_000_000      # of an interval that goes on
-    KEY_BITS = 24            # of a kernel's hash: enough to tell kernels of a program apart, nothing of its addresses
+    KEY_BITS = 24            # of a kernel's hash: enough to distinguish a program's kernels, and no address
 
 cdef extern from *:
     """
@@ -46,7 +46,7 @@ cdef inline void trace_put(
 
 
 cdef inline bint trace_get(const TraceRecord* ring, uint64_t number, TraceRecord* found) noexcept nogil:
-    """Copy record ``number``; 0 if it is there no more, or never was whole."""
+    """Copy record ``number``; 0 if it was overwritten, or never was whole."""
     cdef const TraceRecord* record = &ring[(number - 1) % TRACE_RING]
     if load32(&record.sequence) != <uint32_t>number:
         return 0
@@ -58,7 +58,7 @@ cdef inline bint trace_get(const TraceRecord* ring, uint64_t number, TraceRecord
 cdef inline bint trace_closed(
     const Backlog* backlog, int64_t since_ns, int64_t* told_ns, int64_t* begin_ns, int64_t* end_ns
 ) noexcept nogil:
-    """The queue was seen to be empty: what of the busy interval that began at ``since_ns`` was not told yet."""
+    """The queue was observed to be empty: the part of the busy interval since ``since_ns`` that is not recorded yet."""
     begin_ns[0] = max(since_ns, told_ns[0])
     end_ns[0] = told_ns[0] = backlog.drained_ns
     return end_ns[0] > begin_ns[0]
@@ -67,7 +67,7 @@ cdef inline bint trace_closed(
 cdef inline bint trace_part(
     const Backlog* backlog, int64_t* told_ns, int64_t* begin_ns, int64_t* end_ns
 ) noexcept nogil:
-    """Whether a part of the busy interval that goes on is to be told, and which: up to where it is known."""
+    """Whether a part of the present busy interval is to be recorded, and which: up to where it is known."""
     if not backlog.busy:
         return 0
     begin_ns[0] = max(backlog.since_ns, told_ns[0])

@@ -1,9 +1,9 @@
-"""Fills, copies and prefetches as the gate sees them: work whose length its size tells.
+"""Fills, copies and prefetches as the gate sees them: work whose length follows from its size.
 
 They have keys among the learned durations as launches have, by kind and size class. Small ones need no lease while
-they are trifles: a memset of 4 kB takes 2 us, and the hand-over that it would cost everybody else 500. What makes that
-wrong is a program that does nothing else: back to back, they fill the GPU. So they pass as long as they are about a
-hundredth of the time, and are gated like all others beyond that.
+they are rare. Reason: a memset of 4 kB takes 2 us, and the hand-over for it would cost the other vGPUs 500. A program
+that does nothing else would fill the GPU with them, back to back. So they pass without a lease up to about a hundredth
+of the time, and are gated like all others beyond that.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -17,11 +17,11 @@ cdef enum:
 
 
 cdef struct SmallTransferBudget:
-    int64_t paid_ns              # what has passed is a hundredth of the time up to here
+    int64_t paid_ns              # the transfers that passed are a hundredth of the time up to here
 
 
 cdef inline bint trifle_passes(SmallTransferBudget* trifles, int64_t now_ns) noexcept nogil:
-    """Whether one more small one may pass at ``now_ns`` without a lease: 25 at once, then one every 0.4 ms."""
+    """Whether one more small transfer may pass at ``now_ns`` without a lease: 25 at once, then one every 0.4 ms."""
     cdef int64_t paid_ns = max(trifles.paid_ns, now_ns - <int64_t>TRIFLES_SAVED_NS) + TRIFLE_PAYS_NS
     if paid_ns > now_ns:
         return 0

@@ -2,29 +2,30 @@
 
 Theory of operation
 -------------------
-The GPU is taken for one FIFO per process. Launches are added with their predicted length (``backlog_submit``); now
-and then the hook records an event behind them, a **marker** (``backlog_mark``), which closes a **stretch** of
-launches. Markers are looked at oldest first: not yet complete (``backlog_seen_busy``) or complete
-(``backlog_completed``), then everything up to it is done. A process with several streams marks a stream before it
-turns to another; since a stretch is only retired after all older ones, the backlog then errs towards too much. Where
-there is no room for that marker the launch waits: of a stretch with work in two streams the marker behind one would say
-that the other's has run, and a GPU at work would be idle in the books. And where one thread turns away from a stream
-for which another's launch is on its way to the driver, the marker may come before that launch: one more goes behind it
-(``backlog_mark_late``), or, where the streams are asked in the end, the GPU counts as busy since (``backlog_resume``).
+The model of the GPU is one FIFO per process. Launches are added with their predicted length (``backlog_submit``). Now
+and then the hook records an event behind them, a **marker** (``backlog_mark``), which closes a **stretch** of launches.
+The hook polls the markers, oldest first. A marker is not yet complete (``backlog_seen_busy``), or it is complete
+(``backlog_completed``) and everything up to it is done. A process with several streams marks a stream before it
+launches into another. A stretch is only retired after all older ones, so the backlog then errs towards too much. Where
+there is no room for that marker the launch waits. Reason: in a stretch with work in two streams, the marker behind one
+would retire the other's work, and a GPU at work would be idle in the account. One thread may leave a stream while
+another thread is just submitting into it. Then the marker may come before that launch. One more goes behind it
+(``backlog_mark_late``). Or, where the streams are queried in the end, the GPU counts as busy since
+(``backlog_resume``).
 
-When a completion is seen, it happened somewhere between the last look that found the GPU busy and now. The predicted
-completion, clipped to that interval, is taken for it: exact if looks are close together, and unbiased by late polls
-if the application slept (policy 7.3, 7.10). From there the rest of the queue is predicted anew. Where the observed
-interval contradicts the prediction, whatever gaps the launches may have left, ``scale`` moves by that much (policy
-7.5). With the first of a lease it has to be more than what a predecessor's tail may take; beside a sibling's work
-nothing is learned.
+A completion happened somewhere between the last poll that found the GPU busy and the poll that found it complete. The
+predicted completion, clipped to that interval, is taken for it. That is exact if polls are close together, and unbiased
+by late polls if the application slept (policy 7.3, 7.10). From there the rest of the queue is predicted anew. The
+observed interval may contradict the prediction, whatever gaps the launches may have left. Then ``scale`` moves by that
+much (policy 7.5). At the first stretch of a lease the difference has to exceed what a predecessor's tail may take.
+Beside a sibling's work nothing is learned.
 
-A marker long overdue may stand behind a kernel that waits for another launch (of a peer, of another stream), which the
-window must not hold back for ever: every STALLED_NS the queue is **forgiven** and counts as empty for a moment.
+A marker long overdue may stand behind a kernel that waits for another launch (of a peer, of another stream). The window
+must not hold that launch back for ever. So every STALLED_NS the queue is **forgiven** and counts as empty for a moment.
 
-Books: the GPU is **busy** from a submission into an empty queue to the completion that was observed to empty it
-again; **idle** inside a lease otherwise. What was not observed counts as busy (but for poll_skip.pxd). The union over
-the streams, never their sum.
+The account: the GPU is **busy** from a submission into an empty queue to the completion that was observed to empty it
+again. Inside a lease it is **idle** otherwise. Unobserved time counts as busy (but for poll_skip.pxd). The account is
+the union over the streams, never their sum.
 
 All times are CLOCK_MONOTONIC ns. The caller serialises.
 """
@@ -38,13 +39,13 @@ cdef enum:
     MARK_PARTS = 4                       # ... and after a quarter of the window of predicted work
     LONGEST_KEPT_NS = 1_000_000_000      # longest_kernel_ns looks back this far, up to twice
     REFILL_NS = 8_000_000                # a lease's start, in which its queue refills (policy 6: the hand-over cost c)
-    THIN_NS = 500_000                    # behind a longer queue no host is late: what looks idle is a wrong prediction
-    REFILL_LEAST_NS = 1                  # none is a finding, too; 0 says that nothing was found out
-    PART_NONE = 0                        # this lease tells nothing (any more) about refilling
+    THIN_NS = 500_000                    # behind a longer queue no host is late: an idle gap is a wrong prediction
+    REFILL_LEAST_NS = 1                  # no refill time is a finding, too; 0: nothing was found out
+    PART_NONE = 0                        # this lease shows nothing (any more) about refilling
     PART_START = 1                       # the first REFILL_NS
     PART_REST = 2                        # after it
     SCALE_SETTLES_NS = 60_000_000        # GPU time over which the scale follows what is observed
-    FIRST_UNSURE_NS = 1_000_000          # of a lease's first: a switch, and what the GPU goes back to a tail for
+    FIRST_UNSURE_NS = 1_000_000          # of a lease's first: a switch, and the GPU's slices for a predecessor's tail
     STALLED_NS = 100_000_000             # a marker this much overdue: see above
     FORGIVEN_NS = 5_000_000              # ... for so long
 
@@ -66,7 +67,7 @@ cdef struct Stretch:
     int64_t last_ns          # last submission
     uint32_t launches
     uint32_t unknown         # of these of unknown length
-    int64_t unsure_ns        # so much of its time may be another's, no error of ours; PREDICTION_MAX_NS: all of it
+    int64_t unsure_ns        # other vGPUs may have so much of its time; PREDICTION_MAX_NS: all of it
     int64_t excess_ns        # how much longer it may take (overrun_bound.pxd)
     uint64_t tag             # of the marker at its end: the caller's event
 
@@ -82,12 +83,12 @@ cdef struct Backlog:
     int64_t end_ns           # predicted completion of everything
     int64_t work_ns          # predicted length of everything not retired
     int64_t excess_ns        # how much longer that may take
-    int64_t seen_busy_ns     # the newest look that found the queue's head unfinished
+    int64_t seen_busy_ns     # the newest poll that found the queue's head unfinished
     int64_t forgiven_ns      # when the queue last counted as empty though it was not
     uint32_t unknown         # launches of unknown length not retired
     bint discard             # set by the caller while a predecessor drains or another process runs beside
-    # --- books
-    bint busy                # work is queued or running, or nobody has seen it finish
+    # --- the account
+    bint busy                # work is queued or running, or its end was not observed yet
     bint leased
     bint refilling           # leased, nothing submitted under the lease yet
     int64_t lease_ns         # start of the lease
@@ -131,7 +132,8 @@ cdef inline int64_t backlog_scaled_ns(const Backlog* backlog, int64_t predicted_
 
 
 cdef inline bint backlog_disproved(const Backlog* backlog) noexcept nogil:
-    """What was learned is half as long again as what is observed, or the other way round: to be timed anew."""
+    """Whether learned lengths are half as long again as the observed ones, or the other way round. Then launches are
+    timed anew."""
     return backlog.scale > DISPROVED or backlog.scale * DISPROVED < 1
 
 
@@ -141,7 +143,7 @@ cdef inline int64_t backlog_end_ns(const Backlog* backlog) noexcept nogil:
 
 
 cdef inline bint backlog_unpredicted(const Backlog* backlog) noexcept nogil:
-    """Whether nobody knows that: some of it is of unknown length, or was so long overdue that it has been forgiven."""
+    """Whether that is not known: some work is of unknown length, or was so long overdue that it has been forgiven."""
     return backlog.unknown != 0 or (backlog.busy and backlog.forgiven_ns >= stretch_at(backlog, 0).first_ns)
 
 
@@ -175,7 +177,7 @@ cdef inline int64_t newest_submission_ns(const Backlog* backlog) noexcept nogil:
 # --- leases
 
 cdef inline void backlog_begin(Backlog* backlog, int64_t usable_ns) noexcept nogil:
-    """A lease has become usable, by its start or its GO. What still runs, runs on under it."""
+    """A lease has become usable, by its start or its GO. Running work goes on under it."""
     if not backlog.leased and not backlog.busy:
         backlog.since_ns = max(usable_ns, backlog.drained_ns)
     learn_slack(backlog)
@@ -185,7 +187,7 @@ cdef inline void backlog_begin(Backlog* backlog, int64_t usable_ns) noexcept nog
 
 
 cdef inline void backlog_finish(Backlog* backlog, int64_t returned_ns) noexcept nogil:
-    """The lease is over: drained at its end, or returned early. What still runs is busy until seen to drain."""
+    """The lease is over: drained at its end, or returned early. Running work is busy until it is observed to drain."""
     if backlog.leased and not backlog.busy:
         backlog.idle_ns += <uint64_t>max(returned_ns - backlog.since_ns, <int64_t>0)
     learn_slack(backlog)
@@ -206,7 +208,7 @@ cdef inline void note_longest(Backlog* backlog, int64_t now_ns, int64_t predicte
 
 
 cdef inline void backlog_wake(Backlog* backlog, int64_t now_ns) noexcept nogil:
-    """Something is being submitted: the end of an idle gap, and perhaps the lease's first."""
+    """A launch is being submitted: the end of an idle gap, and perhaps the lease's first."""
     if not backlog.busy:
         if backlog.leased:
             backlog.idle_ns += <uint64_t>max(now_ns - backlog.since_ns, <int64_t>0)
@@ -222,7 +224,7 @@ cdef inline void backlog_wake(Backlog* backlog, int64_t now_ns) noexcept nogil:
 
 
 cdef inline int64_t unsure_now_ns(const Backlog* backlog) noexcept nogil:
-    """``Stretch.unsure_ns`` of what is submitted now."""
+    """``Stretch.unsure_ns`` of a launch that is submitted now."""
     if backlog.discard:
         return PREDICTION_MAX_NS
     return FIRST_UNSURE_NS if backlog.refilling else 0
@@ -263,9 +265,9 @@ cdef inline void backlog_submit(
 cdef inline bint marker_due(
     const Stretch* unmarked, bint turned, bint first, bint programmatic, int64_t window_ns
 ) noexcept nogil:
-    """Whether a marker goes behind what is unmarked before the next launch. ``turned``: that goes into another stream;
-    ``first``: it is the first of a lease; ``programmatic``: it may overlap with its predecessor's tail, which a marker
-    between the two would forbid."""
+    """Whether a marker goes behind the unmarked launches before the next one. ``turned``: the next goes into another
+    stream; ``first``: it is the first of a lease; ``programmatic``: it may overlap with its predecessor's tail. A
+    marker between the two would forbid that."""
     if unmarked.launches == 0:
         return 0
     return turned or (not programmatic and (
@@ -286,7 +288,7 @@ cdef inline bint backlog_mark(Backlog* backlog, uint64_t tag) noexcept nogil:
 
 
 cdef inline void backlog_resume(Backlog* backlog) noexcept nogil:
-    """Work runs that no stretch stands for, as its marker was before it: the GPU has not been idle since."""
+    """Work runs that no stretch contains, since its marker was before it. The GPU has not been idle since."""
     if not backlog.busy:
         backlog.busy = 1
         backlog.part = PART_NONE
@@ -313,7 +315,7 @@ cdef inline bint backlog_crowded(const Backlog* backlog, int64_t now_ns) noexcep
 
 
 cdef inline bint backlog_oldest(const Backlog* backlog, uint64_t* tag) noexcept nogil:
-    """The marker to look at next, into ``tag``: 1; 0 if there is none."""
+    """The marker to poll next, into ``tag``: 1; 0 if there is none."""
     if backlog.count == 0:
         return 0
     tag[0] = backlog.marked[backlog.head].tag
@@ -323,7 +325,8 @@ cdef inline bint backlog_oldest(const Backlog* backlog, uint64_t* tag) noexcept 
 # --- what is observed
 
 cdef inline void backlog_seen_busy(Backlog* backlog, int64_t now_ns) noexcept nogil:
-    """The oldest marker (without one: the stream) was looked at and is not complete; all behind it is still to run."""
+    """The oldest marker (without one: the stream) was polled and is not complete. All work behind it is still to run.
+    """
     cdef const Stretch* oldest = stretch_at(backlog, 0)
     if not backlog.busy:
         return
@@ -349,10 +352,10 @@ cdef inline void forgive(Backlog* backlog, int64_t now_ns) noexcept nogil:
 cdef inline void learn_scale(
     Backlog* backlog, const Stretch* stretch, int64_t start_ns, int64_t low_ns, int64_t high_ns
 ) noexcept nogil:
-    """The stretch began at ``start_ns`` at the earliest and ended in [low, high]: follow what that disproves.
+    """The stretch began at ``start_ns`` at the earliest and ended in [low, high]: correct what that disproves.
 
-    Towards what the learned durations should have been multiplied by, not by how far the prediction was off: that was
-    made with the scale of a queue's length ago, and correcting it once more would swing.
+    ``scale`` moves towards the factor that the learned durations should have had, not by the prediction's error.
+    Reason: the prediction was made with the scale of a queue's length ago, and correcting it once more would swing.
     """
     cdef int64_t late_ns = max(start_ns, stretch.last_ns)
     cdef int64_t lasted_ns
@@ -394,8 +397,8 @@ cdef inline void watch_part(Backlog* backlog, int part, int64_t from_ns) noexcep
 
 
 cdef inline void learn_refill(Backlog* backlog, const Stretch* stretch) noexcept nogil:
-    """Up to the frontier the lease has run this stretch too; for the rest of the time so far the GPU waited for a host
-    that had lost its lead. Most of those gaps nobody sees, so the books do not hear of it."""
+    """Up to the frontier the lease has run this stretch, too. For the rest of the time so far the GPU waited for a host
+    that had lost its lead. Most of those gaps are not observed, so they are not in the account."""
     cdef int64_t lasted_ns = backlog.frontier_ns - backlog.part_from_ns
     if stretch.unknown:
         backlog.part = PART_NONE
@@ -409,7 +412,8 @@ cdef inline void learn_refill(Backlog* backlog, const Stretch* stretch) noexcept
 
 
 cdef inline void learn_slack(Backlog* backlog) noexcept nogil:
-    """The lease is over. A rest that was long enough for any host to regain its lead tells what it lacks always."""
+    """The lease is over. If its rest was long enough for any host to regain its lead, the rest shows the idle part that
+    this host always has."""
     cdef double lasted = <double>(backlog.frontier_ns - backlog.part_from_ns)
     cdef double idle
     if backlog.part == PART_REST and lasted >= <double>REFILL_NS:
@@ -444,7 +448,7 @@ cdef inline void retire(Backlog* backlog, const Stretch* stretch, int64_t now_ns
 
 
 cdef inline bint backlog_completed(Backlog* backlog, int64_t now_ns) noexcept nogil:
-    """The oldest marker is complete: it and its stretch go. Whether the queue is now drained."""
+    """The oldest marker is complete: drop it and its stretch. Whether the queue is now drained."""
     cdef Stretch stretch
     if backlog.count == 0:
         return not backlog.busy
@@ -458,7 +462,7 @@ cdef inline bint backlog_completed(Backlog* backlog, int64_t now_ns) noexcept no
 cdef inline void backlog_drained(Backlog* backlog, int64_t now_ns) noexcept nogil:
     """Everything submitted is complete (a synchronisation returned). The tags of all markers are the caller's again.
 
-    If the call blocked until the GPU was done, say ``backlog_seen_busy`` with the same instant first.
+    If the call blocked until the GPU was done, call ``backlog_seen_busy`` with the same instant first.
     """
     cdef Stretch whole
     cdef const Stretch* part

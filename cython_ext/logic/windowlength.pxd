@@ -14,8 +14,8 @@ cdef inline int64_t overrun_tolerated_ns(int64_t most_ns, int64_t longest_ns) no
     """How far a lease may drain after its end before the window is to blame. ``most_ns``: the widest window;
     ``longest_ns``: of the kernels launched lately, of which half may hang over by the rule of the gate.
 
-    Others wait for an overrun and it is paid for, so nobody loses by one now and then; a queue too short to hide the
-    host loses all the time. 1 ms of 12 is an error of 8 % in the predictions.
+    Other vGPUs wait for an overrun, and the vGPU is charged for it. So no vGPU loses by one now and then. A queue too
+    short to hide the host loses all the time. 1 ms of 12 is an error of 8 % in the predictions.
     """
     return max(<int64_t>OVERRUN_LEAST_NS, most_ns / 2) + longest_ns / 2
 

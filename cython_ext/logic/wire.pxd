@@ -1,9 +1,9 @@
 """The part of msgpack that a hook speaks, over a buffer of the caller's, and the frame around it.
 
 A message is one map with string keys behind a 4-byte little-endian length. The writer never writes beyond its buffer,
-it remembers that it should have; the reader never reads beyond, whatever the bytes say, and after the first malformed
-one answers nothing any more (``bad``). Unknown values are skipped without recursion: every step uses up at least one
-byte.
+and remembers that it should have. The reader never reads beyond the message, whatever its bytes are. After the first
+malformed one it returns nothing any more (``bad``). Unknown values are skipped without recursion: every step uses up at
+least one byte.
 """
 
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int8_t, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t

@@ -1,4 +1,4 @@
-"""The engine: a discrete-event simulation of one GPU, advanced to "now" by whoever looks.
+"""The engine: a discrete-event simulation of one GPU. Each caller that reads the state advances it to "now".
 
 Pure: a function of the state and the time it is given. It reads no clock, takes no lock and knows no process.
 
@@ -125,7 +125,7 @@ cdef inline void sim_settle(SimGpu* gpu) noexcept nogil:
             i = sim_next_busy(gpu, i + 1)
 
 
-# -- who runs
+# -- what runs
 
 cdef inline void sim_add_kernel(SimGpu* gpu, SimPlan* plan, uint32_t stream, SimOp* op) noexcept nogil:
     """Keep the candidates sorted by priority, then age: the order in which SMs are given."""
@@ -218,7 +218,7 @@ cdef inline void sim_share_sms(SimGpu* gpu, SimPlan* plan) noexcept nogil:
             wanted[c] += plan.kernel[k].op.sms
             if wanted[c] > gpu.contexts[c].sm_cap:
                 wanted[c] = gpu.contexts[c].sm_cap
-    # Raise everybody's level together; who has enough leaves the rest to the others.
+    # Raise all levels together; a context that has enough leaves the rest to the others.
     while free > 1e-6:
         open = 0
         for k in range(plan.kernels):
@@ -364,7 +364,7 @@ cdef inline void sim_advance(SimGpu* gpu, int64_t now) noexcept nogil:
 cdef inline int64_t sim_earliest(SimGpu* gpu, uint32_t index, uint64_t ordinal, int depth) noexcept nogil:
     """No operation `ordinal` of this stream can be done before the answer: its queue run alone, at full rate.
 
-    A bound, not a forecast: whoever waits sleeps until then and asks again. Beside n competitors the rest shrinks
+    A bound, not a forecast: a waiting thread sleeps until then and asks again. Beside n competitors the rest shrinks
     by a fixed factor each time, so a wait costs a handful of wakes however long it is.
     """
     cdef SimStream* stream = sim_stream(gpu, index)

@@ -87,7 +87,7 @@ cdef enum:
     SIM_WAITERS = 0x80000000
     SIM_HOLDER = 0xffff             # of the lock's word
     SIM_SPINS = 100
-    SIM_PATIENCE_NS = 2000000       # a waiter looks that often whether the holder has died, or is stopped
+    SIM_PATIENCE_NS = 2000000       # a waiter checks that often whether the holder has died, or is stopped
 
 
 # What this process knows of one mapped GPU: private, in front of the shared state.
@@ -97,7 +97,7 @@ cdef struct SimSeat:
     uint32_t busy           # a thread takes a dead one's lock over
     uint32_t library
     int fd
-    uint64_t device         # of the file: the program may have closed our descriptor, and have another under its number
+    uint64_t device         # of the file: the program may have closed the descriptor, and reused its number
     uint64_t inode
     uint64_t pid_namespace
     SimSeat* next
@@ -169,7 +169,7 @@ cdef inline bint sim_is_present(SimGpu* gpu, uint32_t index) noexcept nogil:
         return False
     if (not sim_is_file(seat.fd, seat.device, seat.inode)
             or sim_byte_lock(seat.fd, F_OFD_GETLK, <int16_t>F_RDLCK, sim_byte_of(index), &found) != 0):
-        return True             # this program has closed our descriptor: it takes nothing away from another one
+        return True             # this program has closed the descriptor: it takes nothing away from another one
     return found != F_UNLCK
 
 
@@ -180,7 +180,7 @@ cdef inline void sim_begin_alone(uint32_t* word) noexcept nogil:
 
 
 cdef inline bint sim_take_over(SimGpu* gpu, uint32_t number, uint32_t holder) noexcept nogil:
-    """Whether the lock of a holder that has died belongs to us now."""
+    """Whether the lock of a holder that has died belongs to this participant now."""
     cdef SimSeat* seat = sim_seat(gpu)
     cdef uint32_t word
     cdef bint taken = False
@@ -198,8 +198,8 @@ cdef inline bint sim_take_over(SimGpu* gpu, uint32_t number, uint32_t holder) no
 
 
 cdef inline uint32_t sim_take_byte(SimSeat* seat) noexcept nogil:
-    """Open the file and hold a byte of it that no other participant holds: our number. 0: the file cannot be opened, is
-    another one by now, or has no byte left."""
+    """Open the file and hold a byte of it that no other participant holds: this participant's number. 0: the file
+    cannot be opened, is another one by now, or has no byte left."""
     cdef uint32_t index
     seat.fd = open(seat.path, O_RDWR | O_CLOEXEC)
     if seat.fd < 0:
@@ -250,7 +250,7 @@ cdef inline bint sim_wait_lock(SimGpu* gpu, uint32_t number, int64_t until_ns) n
             return False
         if word & SIM_WAITERS or cas32(&gpu.lock, word, word | SIM_WAITERS):
             futex_wait(&gpu.lock, word | SIM_WAITERS, until_ns)
-            waiters = SIM_WAITERS       # others may sleep behind us: our release wakes one
+            waiters = SIM_WAITERS       # other threads may sleep behind this one: its release wakes one
 
 
 cdef inline void sim_release(SimGpu* gpu) noexcept nogil:

@@ -1,11 +1,11 @@
-"""Simulated MPS: a process stands for daemon and server, a file in the pipe directory names it, the environment has its
-settings, as it was when the driver started: nothing that is set or unset afterwards counts (as on an H100).
+"""Simulated MPS: one process stands for daemon and server, and a file in the pipe directory names it. The environment
+has its settings, as it was when the driver started. Later changes do not count (as on an H100).
 
-As with the real one: without such a file the driver runs as if there were no MPS. A named process that is dead refuses
-who comes (CUDA_ERROR_MPS_CONNECTION_FAILED), and whoever was there gets errors from now on (share.pxd). A server takes
-SIM_MPS_PROCESSES processes; after a fatal fault it takes none until those that it hit have gone.
+As with the real MPS, without such a file the driver runs as if there were no MPS. Where the named process is dead, new
+processes are refused (CUDA_ERROR_MPS_CONNECTION_FAILED), and its clients get errors from now on (share.pxd). A server
+takes SIM_MPS_PROCESSES processes. After a fatal fault it takes none until the processes that the fault hit have ended.
 
-A server of the node is seen from another PID namespace by a lock that it holds on the file, for as long as it lives.
+The server holds a lock on the file for as long as it lives. A process of another PID namespace finds it by that lock.
 """
 
 from libc.stdint cimport int16_t, uint32_t, uint64_t

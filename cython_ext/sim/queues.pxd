@@ -1,4 +1,4 @@
-"""The queues of a simulated GPU: contexts, their streams, what is in them, and who owns the memory.
+"""The queues of a simulated GPU: contexts, their streams, the streams' operations, and the owners of the memory.
 
 Pure, like the engine that works them off (engine.pxd): functions of the state alone.
 """
@@ -146,7 +146,7 @@ cdef inline void sim_fail_context(SimGpu* gpu, uint32_t index, uint32_t error) n
 
 
 cdef inline void sim_recover(SimGpu* gpu) noexcept nogil:
-    """Somebody died inside: rebuild what is derived, and repair what a half-made change may have left."""
+    """A participant died with the lock: rebuild what is derived, and repair what a half-made change may have left."""
     cdef uint32_t i, owner
     cdef SimStream* stream
     gpu.recoveries += 1

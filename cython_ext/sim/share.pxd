@@ -1,7 +1,7 @@
-"""How processes share a simulated GPU: the file, who is there, and the burial of the dead.
+"""How processes share a simulated GPU: the file, the participants, and the reaping of dead ones.
 
 A GPU goes on while a process that uses it is stopped (SIGSTOP), wherever that process was stopped. So a waiter that
-finds the lock held by a stopped process lets that process go on until it has left, and stop again there.
+finds the lock held by a stopped process continues that process until it has left the lock, and stops it again there.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -64,8 +64,8 @@ cdef extern from "<unistd.h>" nogil:
 
 cdef enum:
     SIM_MAX_GPUS = 16
-    SIM_LOOK_NS = 1000000       # one foreign process at most is looked at per millisecond
-    SIM_STOPPED_LOOKS = 10      # a waiter looks at every n-th time whether the lock's holder is stopped
+    SIM_LOOK_NS = 1000000       # one foreign process at most is checked per millisecond
+    SIM_STOPPED_LOOKS = 10      # a waiter checks every n-th time whether the lock's holder is stopped
     SIM_GRACE_NS = 1000000      # a killed process's kernel leaves the SMs within that time
     SIM_AHEAD_NS = 1000000000   # a GPU further in the future than that has a damaged clock, or one from before a boot
     MPS_RPC_FAILURE = 806       # CUresult of everything asked of a server that died
@@ -132,7 +132,7 @@ cdef inline int sim_search_pid(uint64_t namespace, int pid, uint64_t start) noex
         if 48 < entry.d_name[0] <= 57 and sim_start_of(entry.d_name) == start:
             if sim_innermost_pid(sim_status_of(entry.d_name, text, sizeof(text))) == pid:
                 snprintf(path, sizeof(path), b"/proc/%.255s/ns/pid", <const char*>entry.d_name)
-                inode = sim_inode(path)     # 0: another user's, and not ours to see
+                inode = sim_inode(path)     # 0: another user's, which this one may not read
                 if inode == namespace or inode == 0:
                     found = <int>strtoull(entry.d_name, NULL, 10)
         entry = readdir(folder)
@@ -167,7 +167,7 @@ cdef inline int sim_context_pid(SimGpu* gpu, uint32_t index) noexcept nogil:
 
 
 cdef inline void sim_learn_pids(SimGpu* gpu) noexcept nogil:
-    """Look for those that are not known yet, before the lock is taken: /proc may be long."""
+    """Find those that are not known yet, before the lock is taken: /proc may be long."""
     cdef uint32_t i
     for i in range(SIM_CONTEXTS):
         if gpu.contexts[i].state == CONTEXT_ALIVE:
@@ -209,7 +209,7 @@ cdef inline void sim_look_at(SimGpu* gpu, uint32_t index) noexcept nogil:
 
 
 cdef inline void sim_reap(SimGpu* gpu) noexcept nogil:
-    """Look at every process that has a context here."""
+    """Check every process that has a context here, and reap the dead ones."""
     cdef uint32_t i
     for i in range(SIM_CONTEXTS):
         if gpu.contexts[i].state == CONTEXT_ALIVE:
@@ -217,7 +217,7 @@ cdef inline void sim_reap(SimGpu* gpu) noexcept nogil:
 
 
 cdef inline void sim_look_around(SimGpu* gpu, int64_t now) noexcept nogil:
-    """Look at one process, in turn: a dead one is found within milliseconds, at little cost for each caller."""
+    """Check one process, in turn: a dead one is found within milliseconds, at little cost for each caller."""
     cdef uint32_t k, i
     if 0 <= now - gpu.looked_ns < SIM_LOOK_NS:
         return
@@ -295,7 +295,7 @@ cdef inline bint sim_come(SimGpu* gpu) noexcept nogil:
         seat.pid_namespace = sim_own_namespace()
         number = sim_take_byte(seat)
         if number != 0:
-            if load32(&gpu.lock) & SIM_HOLDER == number:    # it died with the lock, which is ours by its number
+            if load32(&gpu.lock) & SIM_HOLDER == number:    # it died with the lock, which this process took by number
                 sim_recover(gpu)
             else:
                 sim_lock_as(gpu, number)

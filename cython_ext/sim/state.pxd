@@ -34,7 +34,7 @@ cdef enum SimOpKind:
     OP_COPY_IN = 3          # host to device, on the first copy engine
     OP_COPY_OUT = 4         # device to host, on the second
     OP_WAIT = 5             # for an operation of another stream of this GPU
-    OP_EXTERNAL = 6         # until its process says so: a host word, a host function, an event of another GPU
+    OP_EXTERNAL = 6         # until its process reports it: a host word, a host function, an event of another GPU
 
 cdef enum SimContextState:
     CONTEXT_FREE = 0
@@ -89,14 +89,14 @@ cdef public struct SimContext:
     uint32_t participant    # index; the context lives as long as that process holds its byte of the file (lock.pxd)
     int32_t pid             # in the PID namespace with the inode `pid_namespace` ...
     uint64_t pid_namespace
-    uint64_t pid_start      # ... and its start time, from /proc/PID/stat: tells a reused pid
+    uint64_t pid_start      # ... and its start time, from /proc/PID/stat: distinguishes a reused pid
     uint32_t sm_cap         # SMs its kernels may fill together
     uint64_t group          # contexts of one MPS server share a group; groups take turns on the SMs
     uint64_t memory_bytes   # everything it holds, overhead included
     uint64_t memory_limit   # CUDA_MPS_PINNED_DEVICE_MEM_LIMIT
     uint64_t managed_bytes  # managed memory that its program has ...
     uint64_t resident_bytes  # ... and what of it is on the card, part of memory_bytes
-    uint32_t frozen         # FROZEN_*: of its process, by somebody else
+    uint32_t frozen         # FROZEN_*: of its process, by another process
     uint64_t saved_bytes    # what a checkpointed one had on the GPU
     uint32_t moved_to       # index + 1 of the GPU on which it was restored; 0: it is here. Its process follows, ...
     uint32_t moved_slot     # ... into this context there
@@ -137,7 +137,7 @@ cdef public struct SimGpu:
     uint32_t leaving        # a stopped participant + 1 that goes on until it has left the lock; 0: none (share.pxd)
     # -- everything below changes under the lock
     uint32_t recoveries     # holders of the lock that died
-    uint32_t suspect        # next context whose process is looked at
+    uint32_t suspect        # next context whose process is checked
     int64_t looked_ns
     int64_t time_ns         # simulated up to here (CLOCK_MONOTONIC)
     uint64_t next_seq

@@ -58,7 +58,7 @@ cdef enum:
     BROKER_LOOK_NS = 100_000_000
     MISSING_NS = 5_000_000_000   # a node that starts anew makes directories of vGPUs sooner
     LOCKED_NS = 50_000       # another thread has the lock: usually for a microsecond
-    CORES_TO_SPARE = 4       # with fewer, who spins takes the time of whom it waits for
+    CORES_TO_SPARE = 4       # with fewer, a spinning thread takes the time of the thread that it waits for
     OBSERVES = 1             # State.observer
     OBSERVES_NOT = 2
 
@@ -82,7 +82,7 @@ cdef bint make_state() noexcept nogil:
 # --- attaching
 
 cdef void take_slot(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept nogil:
-    """Where we tell what we do, from now on."""
+    """Take the slot in which this process reports from now on."""
     gate.slot_index = <uint32_t>reply.slot
     gate.fences = not fence_all()
     gate.slot = &activity.slots[reply.slot]
@@ -92,12 +92,13 @@ cdef void take_slot(Gate* gate, ActivityPage* activity, const Reply* reply) noex
 
 
 cdef inline uint32_t answering(ActivityPage* activity, const Reply* reply) noexcept nogil:
-    """The broker whose answer this is: by its own word, or of an older one by the page's."""
+    """The epoch of the broker that answered: by its reply, or for an older broker by the page."""
     return <uint32_t>reply.broker_epoch if reply.broker_epoch else load32(&activity.broker_epoch)
 
 
 cdef bint node_listens(const Gate* gate) noexcept nogil:
-    """By the vGPU's directory: the environment is the program's, which may change it while we read."""
+    """Whether the node listens, by the vGPU's directory. The environment is the program's, which may change it during a
+    read."""
     cdef char[272] control
     cdef size_t root = strlen(gate.directory) - strlen(b"/vgpus/") - strlen(gate.vgpu_id)
     memcpy(control, gate.directory, root)
@@ -161,7 +162,7 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
     take_slot(gate, gate.activity, reply)
     gate.ledger = vgpu_place_books(gate.activity, gate.slot_index)
     store32(&gate.slot.baton, 1)
-    gate.baton_ours = 1      # until the first look
+    gate.baton_ours = 1      # until the first read
     gate.baton_until_ns = FOREVER_NS
     table = mmap(NULL, DURATION_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if table == MAP_FAILED or not durations_init(&gate.durations, table, DURATION_BYTES) or not vgpu_start_thread(gate):
@@ -180,8 +181,8 @@ cdef inline void set_if_given(const char* name, const char* value) noexcept nogi
 
 
 cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
-    """Which MPS daemon the driver talks to. Without one of ours: a directory that is not there, so that none captures
-    us."""
+    """Set the MPS daemon that the driver uses. Where the vGPU has none, set a directory that does not exist, so that no
+    daemon takes the process."""
     cdef char[256] nowhere
     nowhere[0] = 0
     if reply.pipe_directory[0]:
@@ -199,7 +200,8 @@ cdef void set_mps(const Gate* gate, const Reply* reply) noexcept nogil:
 
 
 cdef inline bint is_attached(const Gate* gate, const char* vgpu_id) noexcept nogil:
-    """By an earlier cuInit, which failed for another vGPU of the same list: its slot is ours, its thread runs."""
+    """Whether an earlier cuInit attached the gate, and failed for another vGPU of the same list. The process has its
+    slot, and its hook thread runs."""
     return load32(&gate.thread_state) == 1 and strcmp(gate.vgpu_id, vgpu_id) == 0
 
 
@@ -344,7 +346,7 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
 
 
 cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept nogil:
-    """To another activity page: its slot is taken, and begins with what the old one said. The caller holds gate.lock.
+    """Move to another activity page: take the slot there, and copy the old one's words. The caller holds gate.lock.
 
     The old page stays mapped, and its mutex held: a thread may be reading it.
     """
@@ -376,8 +378,8 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
 
 
 cdef void look_for_removal(Gate* gate, int reason) noexcept nogil:
-    """No broker answers. A vGPU that was removed before its new server's grants page came to us is known by its
-    directory alone: that is gone, though the node is there, or is one that only a mount still shows."""
+    """No broker answers. A vGPU may be removed before its new server's grants page reaches this process. Only its
+    directory shows that: the directory is gone, though the node is there, or only a mount still shows it."""
     if (reason != ENOENT and reason != ECONNREFUSED) or vgpu_is_kept(gate.directory) or not (
         vgpu_exists(gate.directory) or node_listens(gate)
     ):
@@ -390,11 +392,11 @@ cdef void look_for_removal(Gate* gate, int reason) noexcept nogil:
 
 
 cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
-    """After a restart of the server: its new grants page, for the slot that is ours already; and a new activity page,
-    if the broker died with it. After a restart of the broker alone it confirms our slot, which its predecessor may have
-    given us without having told the server. 0: not yet, or there is nothing new.
+    """After a restart of the server: get its new grants page, for the process's present slot. If the broker died with
+    the server, get a new activity page, too. After a restart of the broker alone, the broker confirms the slot, which
+    its predecessor may not have reported to the server. 0: not yet, or there is nothing new.
 
-    Only the hook thread may, without gate.lock. The old grants page stays mapped: a thread may be reading it.
+    Only the hook thread may call this, without gate.lock. The old grants page stays mapped: a thread may be reading it.
     """
     cdef Reply reply
     cdef GrantsPage* grants = NULL
@@ -409,11 +411,11 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
     gate.missing_ns = 0
     store32(&gate.gone, 0)
     gate.broker_epoch = answering(activity, &reply)
-    # in the page that we have, our slot is active
+    # in the page that the gate has, the process's slot is active
     elsewhere = reply.slot >= 0 and load32(&activity.slots[reply.slot].state) == SLOT_RESERVED
     done = elsewhere or (reply.slot == gate.slot_index and grants.generation != gate.grants.generation)
     if done:
-        while not lock_soon(&gate.lock):     # whoever has it may be in the driver, behind what is queued ahead
+        while not lock_soon(&gate.lock):     # the thread that has it may be in the driver, behind work queued ahead
             vgpu_give_turn(gate)
             futex_wait(&gate.grants.change, load32(&gate.grants.change), now_ns() + LOCKED_NS)
         vgpu_let_go(gate)

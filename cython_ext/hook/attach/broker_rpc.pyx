@@ -68,7 +68,7 @@ cdef const char* cause_of(int reason) noexcept nogil:
 
 
 cdef public int vgpu_unreachable(const char* vgpu_id, const char* directory, int reason) noexcept nogil:
-    """Say why there is no connection, by the errno and as far as the file system tells."""
+    """Report why there is no connection, by the errno and by what the file system shows."""
     cdef const char* cause = cause_of(reason)
     cdef char[256] control
     control[0] = 0
@@ -95,7 +95,7 @@ cdef public int vgpu_unreachable(const char* vgpu_id, const char* directory, int
 cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, int64_t slot) noexcept nogil:
     cdef Writer writer
     cdef char[64] command
-    cdef const char* vgpus = b""     # one alone is of no interest to anybody
+    cdef const char* vgpus = b""     # where the process has one vGPU, the list adds nothing
     vgpu_command(command, sizeof(command))
     wire_begin(&writer, buffer, capacity)
     wire_map(&writer, 8)
@@ -121,8 +121,8 @@ cdef size_t write_request(uint8_t* buffer, size_t capacity, const char* role, in
 
 
 cdef bint read_reply(const uint8_t* data, long size, int64_t asked_ns, Reply* reply) noexcept nogil:
-    """1: admitted. 0: not, and ``reply.error`` says why. The broker noted its time after it was asked at ``asked_ns``
-    and before now, however long either was held up."""
+    """1: admitted. 0: not, and ``reply.error`` has the reason. The broker noted its time after the request at
+    ``asked_ns`` and before now, however long either process was delayed."""
     cdef Reader reader
     cdef bint ok = 0
     cdef int64_t body = wire_frame(data, size), now = 0
@@ -235,7 +235,7 @@ cdef public bint vgpu_converse(
     if (socket == -EACCES or socket == -EPERM) and slot >= 0 and own_socket(path, gate, slot):
         socket = vgpu_connect(path)
         if socket < 0:
-            socket = -EACCES         # as at the socket of all: it is none of ours yet, or no more
+            socket = -EACCES         # as at the socket of all: it is not yet, or no more, a socket of this user
     if socket < 0:
         reason[0] = -socket
         return 0

@@ -38,8 +38,8 @@ cdef extern from "hook/connect.h" nogil:
 
 
 cdef public bint vgpu_set_for_driver(const char* name, const char* value, bint stays) noexcept nogil:
-    """The driver is to find this value (NULL: none) in the environment; ``stays``: whoever comes later, too. Under
-    attach_lock. 0: it is too long."""
+    """The driver is to find this value (NULL: none) in the environment; ``stays``: later readers, too. Under
+    attach_lock. 0: the value is too long."""
     cdef State* all = state()
     cdef Setting* setting = &all.settings[0]
     cdef uint32_t i = 0
@@ -123,7 +123,7 @@ cdef bint make_tables(State* all) noexcept nogil:
 
 
 cdef bint untouched(const State* all) noexcept nogil:
-    """Whether the environment is the one that was lent, and nobody has changed it."""
+    """Whether the environment is the one that was lent, and the program has not changed it."""
     cdef size_t i = 0
     if environ != all.lent_environment:
         return 0

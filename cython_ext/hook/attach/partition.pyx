@@ -1,7 +1,8 @@
 """Spatial mode, after the driver's cuInit: is this process under MPS, and how many SMs did it get?
 
-Without a daemon at the directory it is told, the driver runs a process as if there were no MPS: on the whole GPU. So a
-process whose daemon has just died must not start. What it got is read back and told in its slot.
+Without a daemon at the directory in its settings, the driver runs a process as if there were no MPS: on the whole GPU.
+So a process whose daemon has just died must not start. The hook reads back what the process got, and publishes it in
+the slot.
 """
 
 from cython_ext.hook.generated.driver cimport real_cuDeviceGet, real_cuDeviceGetAttribute
@@ -47,7 +48,7 @@ cdef public int vgpu_check_partition(int error) noexcept nogil:
         real_cuDeviceGetAttribute(&sm_count, ATTRIBUTE_SM_COUNT, device)
         store32(&gate.slot.sm_count, <unsigned int>sm_count)
         vgpu_log(b"SMs, shared by MPS", sm_count, shared)
-        # A driver that does not know the attribute still tells by the SMs whether it limits us.
+        # A driver that does not know the attribute still shows by the SMs whether it limits the process.
         planned = <int>load32(&gate.slot.sm_planned)
         if told == CUDA_SUCCESS and not shared and not (planned and planned - STEP <= sm_count <= planned + STEP):
             error = CUDA_ERROR_MPS_CONNECTION_FAILED

@@ -1,5 +1,5 @@
-"""Where a node lies (vgpu/paths.py says the same), and what may be a part of a path in it. A path is put together in a
-buffer of the caller's; one that does not fit is refused, never cut.
+"""A node's folder (the same as in vgpu/paths.py), and what may be a part of a path in it. A path is built in the
+caller's buffer; one that does not fit is refused, never cut.
 """
 
 from libc.stdlib cimport getenv

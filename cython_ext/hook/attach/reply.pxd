@@ -1,4 +1,4 @@
-"""What a broker answers to a process that attaches, and who asks it (broker_rpc.pyx)."""
+"""A broker's reply to a process that attaches, and the function that requests it (broker_rpc.pyx)."""
 
 from libc.stdint cimport int64_t
 
@@ -19,7 +19,7 @@ cdef struct Reply:
     char[64] gpu_uuid
     char[512] error
     char[16] code            # of a refusal
-    int64_t broker_epoch     # of the broker that answered; 0: an older one, which does not say
+    int64_t broker_epoch     # of the broker that answered; 0: an older one, which does not send it
     size_t activity_bytes    # of the activity page, as mapped
 
 

@@ -1,6 +1,6 @@
-"""What the hook says: one line on stderr when something is wrong; VGPU_HOOK_LOG=stderr|PATH for what it does.
+"""The hook's messages: one line on stderr for each fault, and a log of its acts with VGPU_HOOK_LOG=stderr|PATH.
 
-Straight to the descriptor: no stdio buffer of the application is touched, no descriptor is kept.
+The hook writes straight to the descriptor: it touches no stdio buffer of the application, and keeps no descriptor.
 """
 
 from libc.errno cimport errno
@@ -65,7 +65,7 @@ cdef void add_number(Line* line, int64_t value) noexcept nogil:
 cdef void send(Line* line, int fd) noexcept nogil:
     line.text[line.length] = c'\n'
     if write(fd, line.text, line.length + 1) < 0:
-        return               # nobody listens
+        return               # no reader is there
 
 
 cdef public void vgpu_say(const char* what, const char* detail, const char* advice) noexcept nogil:

@@ -24,7 +24,7 @@ cdef inline bint hides_all_devices() noexcept nogil:
 
 
 cdef inline int former_gate(const State* all, const char* entry, size_t size) noexcept nogil:
-    """The gate whose vGPU was on that GPU when a program started that handed its list on; -1: none was."""
+    """The gate of the vGPU that was on that GPU when the program that handed its list on started; -1: none was."""
     cdef const char* at = getenv(b"VGPU_DEVICES")
     cdef int index = 0
     while at != NULL and at[0] != 0 and index < <int>all.gate_count:

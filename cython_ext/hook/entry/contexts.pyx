@@ -73,7 +73,7 @@ cdef public int cuDevicePrimaryCtxRetain(void** context, int device) noexcept no
 
 
 cdef inline void forget_primary(int device) noexcept nogil:
-    """The next one may come to be without our being told."""
+    """Forget the primary context: the next one may be made without a call that the hook intercepts."""
     cdef uint32_t i
     for i in range(state().gate_count):
         if state().gates[i].device == device:
@@ -133,7 +133,7 @@ cdef inline int device_of(void* context) noexcept nogil:
 
 
 cdef public int cuGreenCtxDestroy(void* green) noexcept nogil:
-    """The primary context dies with it if nobody else holds that."""
+    """The primary context dies with it if it has no other holder."""
     cdef void* context = NULL
     cdef void* primary
     cdef int device, result

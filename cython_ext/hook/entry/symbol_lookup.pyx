@@ -1,15 +1,15 @@
-"""The doors: by which names an application can reach the driver, and which function it finds there.
+"""Symbol lookup: the ways by which an application reaches the driver, and which function it finds there.
 
-Three: the exported symbols themselves (exports.map); ``dlsym`` (dlsym.h); ``cuGetProcAddress``. The last two are
-answered by address: ask the real one first, with the caller's own arguments, then give our wrapper of exactly the
-function that came out. ``cuGetExportTable`` is left alone: its private tables launch nothing.
+There are three ways: the exported symbols themselves (exports.map); ``dlsym`` (dlsym.h); ``cuGetProcAddress``. The hook
+answers the last two by address. It calls the real function first, with the caller's own arguments. Then it returns its
+wrapper of exactly the function that came out. It leaves ``cuGetExportTable`` alone: its private tables launch nothing.
 
 A program may be linked with a library that has functions of the driver's names and is not the driver: a test double, an
-emulator. Then the exported symbols step aside: each wrapper calls the function that the program would have without us,
-and the process gets no vGPU. That ends once the driver itself is asked for by another door: whoever has the driver's
-functions from there is held to the vGPU.
+emulator. Then the exported symbols step aside. Each wrapper calls the function that the program would have without the
+hook, and the process gets no vGPU. That ends once the program asks for the driver itself by another way. The functions
+that it gets there are held to the vGPU.
 
-Nothing here is initialised by a constructor: another library's may call dlsym before ours would run.
+Nothing here is initialised by a constructor. Reason: another library's constructor may call dlsym before the hook's.
 """
 
 from libc.stdint cimport uint32_t
@@ -109,7 +109,7 @@ cdef bint is_drivers(const void* address, bint nvml) noexcept nogil:
 
 
 cdef void* anothers(const char* name, bint nvml) noexcept nogil:
-    """What the program would have under that name without us, if it is not the driver's; else NULL."""
+    """The function that the program would have under that name without the hook, if not the driver's; else NULL."""
     cdef void* found
     if load32(&asked[nvml]) or attached():
         return NULL
@@ -204,7 +204,7 @@ cdef void learn_aliases() noexcept nogil:
 
 
 cdef public void* vgpu_wrapper_of(void* address) noexcept nogil:
-    """Our wrapper of the driver's function at ``address``, or NULL."""
+    """The hook's wrapper of the driver's function at ``address``, or NULL."""
     cdef int i
     if address == NULL:
         return NULL
@@ -248,7 +248,7 @@ cdef inline bint is_a_doors(const char* name) noexcept nogil:
 
 
 cdef void* same_door(void* found) noexcept nogil:
-    """Who asks the C library for its dlsym gets ours, which goes there."""
+    """A caller that asks the C library for its dlsym gets the hook's, which calls that."""
     if found != NULL and found == <void*>vgpu_real_dlsym:
         return <void*>vgpu_dlsym_new
     if found != NULL and found == vgpu_dlvsym(RTLD_NEXT, b"dlvsym", VGPU_OLD_GLIBC):

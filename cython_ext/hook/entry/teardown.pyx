@@ -24,8 +24,8 @@ from cython_ext.native cimport add32, load32, store32
 
 
 cdef inline bint over() noexcept nogil:
-    """Nothing is kept track of, or nobody needs it any more: the process ends, and its last thread may have been taken
-    out of a call with the lock, by a signal whose handler called exit()."""
+    """Whether tracking is off, or not needed any more. Where the process ends, a signal's handler may have called
+    exit() out of a call that holds the lock."""
     return not attached() or load32(&state().stopping) != 0
 
 
@@ -109,8 +109,8 @@ cdef void drop_capture(void* handle, bint well) noexcept nogil:
 
 
 cdef void drop_captures(void* handle, void* context, const Thread* owner) noexcept nogil:
-    """Those of that stream, in that context, or of that thread (one is given, the others are NULL): it is gone, and
-    nobody can end them any more."""
+    """Drop the captures of that stream, in that context, or of that thread (one is given, the others are NULL). It has
+    ended, and no thread can end those captures any more."""
     cdef Capture* capture
     cdef int i
     if load32(&state().captures) == 0:
@@ -172,8 +172,8 @@ cdef public void vgpu_stream_dies(void* handle) noexcept nogil:
 
 
 cdef public void vgpu_context_dies(void* context) noexcept nogil:
-    """Before a context is destroyed, reset or released, which need not be its end: nothing of it is asked meanwhile,
-    our events in it neither."""
+    """Before a context is destroyed, reset or released, which need not be its end. Meanwhile the hook queries nothing
+    in it, nor its own events there."""
     cdef Gate* gate
     cdef uint32_t g, i
     if over():
@@ -192,7 +192,7 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
 
 
 cdef void drop_events(Gate* gate, void* context) noexcept nogil:
-    """They went with their context; whoever uses one finds it complete."""
+    """The events ended with their context; a later query of one finds it complete."""
     cdef uint32_t i
     for i in range(EVENTS):
         if gate.events[i].context == context:

@@ -1,7 +1,7 @@
-"""Fills, copies and prefetches: what the GPU itself moves is gated as a launch is; what crosses to the host is counted.
+"""Fills, copies and prefetches: the gate holds those within the GPU as a launch; those to or from the host are counted.
 
-Called by the wrappers of generated/calls.pyx (the rows of client_hook/symbols.py say which asks what), before the call
-of the driver: CUDA_SUCCESS, and vgpu_leave follows; else the error to return instead.
+The wrappers of generated/calls.pyx call these functions before the driver (client_hook/symbols.py has a row for each).
+CUDA_SUCCESS: vgpu_leave follows. Else the result is the error to return.
 
 A copy between host and device runs on a copy engine beside other vGPUs' kernels, and programs wait for it: holding it
 for a lease would hold every ``.item()`` for a round. Which one a copy is, the driver knows where the call does not say.
@@ -27,11 +27,11 @@ cdef enum:
     MEMORY_HOST = 1
     MEMORY_DEVICE = 2
     MEMORY_ARRAY = 3             # on the device
-    MEMORY_UNIFIED = 4           # the address tells
+    MEMORY_UNIFIED = 4           # the address decides
     POINTER_MEMORY_TYPE = 2      # CU_POINTER_ATTRIBUTE_...
     OPERAND_POINTER = 1          # CU_MEMCPY_OPERAND_TYPE_...
     LARGEST_ELEMENT_BYTES = 16   # of an array: 4 channels of 32 bits
-    MOST_OF_A_BATCH = 1 << 20    # of a longer one the driver is to say first whether it is one
+    MOST_OF_A_BATCH = 1 << 20    # a longer one is not read here: the driver may refuse it
 
 
 cdef struct Side2D:
@@ -139,7 +139,7 @@ cdef int gated(
 
 
 cdef Gate* count_copy(void* stream, uint64_t size_bytes) noexcept nogil:
-    """Whose copy it is; NULL: nobody's, or captured."""
+    """The gate that the copy belongs to; NULL: none, or the copy is captured."""
     cdef Gate* gate = vgpu_gate_here() if attached() and not vgpu_capturing(stream) else NULL
     if gate != NULL:
         vgpu_count_copy(gate, size_bytes)

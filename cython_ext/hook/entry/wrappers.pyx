@@ -1,12 +1,12 @@
-"""The wrappers of start-up, launches, captures, and handles that die (contexts: contexts.pyx). Each does its little and
-calls the real one.
+"""The wrappers of start-up, launches, captures, and handles that die (contexts: contexts.pyx). Each does its own small
+part and calls the real function.
 
 A launch:  announce (fastpath.pxd) → the real launch → clear ``inside``.   Where that is not enough:  vgpu_enter → the
 real launch → vgpu_leave (gate.pyx). The ``_ptsz`` twins differ in what stream 0 means: the thread's own default stream
 (2) instead of the legacy one (1).
 
 Cancellation is held up from ``vgpu_enter`` to ``vgpu_leave`` here, and by guards around most other wrappers
-(generate_hook.py): hook_native.h says why.
+(generate_hook.py). The reason is in hook_native.h.
 """
 
 from libc.stdint cimport uint64_t

@@ -1,5 +1,4 @@
-"""The application's threads: their records, what they count, whether they are in the driver, and which vGPU's gate they
-stand at."""
+"""The application's threads: their records and counters, whether they are in the driver, and at which vGPU's gate."""
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -40,7 +39,7 @@ cdef extern from "hook/hook_native.h" nogil:
 
 cdef enum:
     DEFAULT_HANDLES = 2              # 1 legacy, 2 the thread's own: every context has them
-    OF_CONTEXT = 1 << 12             # makes of such a handle one that no stream has: no address is so low
+    OF_CONTEXT = 1 << 12             # turns such a handle into one that no stream has: no address is so low
 
 cdef vgpu_thread_key thread_key      # under threads_lock until it is made
 
@@ -52,7 +51,7 @@ cdef void* current_context() noexcept nogil:
 
 
 cdef void leave_gate(Thread* thread) noexcept nogil:
-    """What it has counted stays with the gate that it was counted for. The caller holds ``threads_lock``."""
+    """Add the thread's counts to the gate that they were counted for. The caller holds ``threads_lock``."""
     if thread.gate != NULL:
         thread.gate.past_launches += thread.launches
         thread.gate.past_graph_launches += thread.graph_launches
@@ -65,8 +64,8 @@ cdef void leave_gate(Thread* thread) noexcept nogil:
 
 
 cdef void release_thread(void* record) noexcept nogil:
-    """At the end of an application thread: its record is free for the next one. What ends in the thread after this
-    and calls us gets another."""
+    """At the end of an application thread its record becomes free for the next one. A later destructor of the same
+    thread that calls the hook gets another record."""
     cdef Thread* thread = <Thread*>record
     cdef State* all = state()
     vgpu_set_thread(NULL)
@@ -80,14 +79,14 @@ cdef void release_thread(void* record) noexcept nogil:
 
 
 cdef Thread* fresh_record(State* all) noexcept nogil:
-    """One that no thread has had, now among ``all.threads``; NULL: no memory. The caller holds ``threads_lock``."""
+    """A new record, now among ``all.threads``; NULL: no memory. The caller holds ``threads_lock``."""
     cdef Thread* thread
     thread = <Thread*>mmap(NULL, sizeof(Thread), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if thread == MAP_FAILED:
         return NULL
     madvise(thread, sizeof(Thread), MADV_WIPEONFORK)
     thread.next = all.threads
-    fence()                          # who walks the list needs no lock
+    fence()                          # a thread that walks the list needs no lock
     all.threads = thread
     return thread
 
@@ -150,8 +149,8 @@ cdef public Gate* vgpu_gate_of_stream(void* stream) noexcept nogil:
 # --- several vGPUs in a process
 
 cdef public void* vgpu_context_of_stream(void* stream) noexcept nogil:
-    """The context of a stream (normalised) if it is not the current one, else NULL. Where the process has one vGPU,
-    nobody needs to know."""
+    """The context of a stream (normalised) if it is not the current one, else NULL. Where the process has one vGPU, the
+    result is NULL, since no caller needs the context."""
     cdef void* context = NULL
     if (
         not attached() or state().gate_count == 1 or <size_t>stream <= DEFAULT_HANDLES or vgpu_capturing(stream)
@@ -162,8 +161,8 @@ cdef public void* vgpu_context_of_stream(void* stream) noexcept nogil:
 
 
 cdef inline void* name_in_context(void* stream) noexcept nogil:
-    """What ``Thread.stream`` is for a stream (normalised) where the process has several vGPUs: a default stream belongs
-    to whichever context is current, so that the fast path, which does not ask, must not know it."""
+    """What ``Thread.stream`` is for a stream (normalised) where the process has several vGPUs. A default stream belongs
+    to whichever context is current. The fast path does not ask for that context, so it must not know the stream."""
     return <void*>(<size_t>stream | OF_CONTEXT) if <size_t>stream <= DEFAULT_HANDLES else stream
 
 
@@ -184,14 +183,15 @@ cdef public void vgpu_know_stream(Gate* gate, Thread* thread, void* stream) noex
 
 
 cdef public void vgpu_context_turned() noexcept nogil:
-    """After a change of the current context: if it is another one, its default stream is not the one that is known."""
+    """After a change of the current context: the default stream of another context is not the one that is known."""
     cdef Thread* thread = <Thread*>vgpu_thread
     if thread != NULL and <size_t>thread.stream <= DEFAULT_HANDLES and thread.context != current_context():
         thread.stream = NULL
 
 
 cdef public void vgpu_context_made(int device) noexcept nogil:
-    """Another context than a device's primary one: from here on the driver is asked whose an allocation is."""
+    """The process has made a context other than a device's primary one. From here on the hook asks the driver for the
+    context of an allocation."""
     if attached():
         store32(&state().contexts, 1)
     vgpu_context_came(device)
@@ -201,8 +201,9 @@ cdef public void vgpu_context_made(int device) noexcept nogil:
 # --- in the driver
 
 cdef public unsigned int* vgpu_calling() noexcept nogil:
-    """What this thread counts up while it is in the driver: every call does, but for launches, which the gate lets
-    through (generate_hook.py). No fence: who looks at it looks again. NULL: the process has no vGPU."""
+    """The counter that this thread advances while it is in the driver. Every call does so, except for launches, which
+    the gate lets through (generate_hook.py). No fence: the hook thread reads it again later. NULL: the process has no
+    vGPU."""
     cdef Thread* thread = <Thread*>vgpu_thread
     if rarely(thread == NULL or not load32(&thread.taken)):
         thread = vgpu_claim_thread() if attached() else NULL
@@ -249,7 +250,7 @@ cdef public bint vgpu_is_calling() noexcept nogil:
 # --- counting
 
 cdef public void vgpu_turn_to(Gate* gate, Thread* thread) noexcept nogil:
-    """What the thread counts from now on is this gate's. The caller holds ``gate.lock``."""
+    """From now on the thread counts for this gate. The caller holds ``gate.lock``."""
     if thread.gate != gate:
         lock_acquire(&state().threads_lock)
         leave_gate(thread)
@@ -270,7 +271,7 @@ cdef public void vgpu_count_copy(Gate* gate, uint64_t size_bytes) noexcept nogil
 
 
 cdef public void vgpu_publish_counts(Gate* gate) noexcept nogil:
-    """What was counted, into the slot. The caller holds ``gate.lock``."""
+    """Publish the counts in the slot. The caller holds ``gate.lock``."""
     cdef State* all = state()
     cdef uint64_t launches, graphs, spent_ns
     cdef int64_t promised_ns = 0

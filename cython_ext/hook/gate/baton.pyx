@@ -18,11 +18,11 @@ cdef extern from "limits.h":
     const int INT_MAX
 
 cdef enum:
-    LOOK_NS = 20_000_000     # only what the grants page says (a removal, a lost server) is noticed so late
+    LOOK_NS = 20_000_000     # only a change of the grants page (a removal, a lost server) is detected so late
 
 
 cdef bint lost(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Whether the same foreign word has kept us from a lease for so long that nobody can be passing the baton."""
+    """Whether the same foreign word has kept this process from a lease for so long that no relay passes the baton."""
     cdef GateState view
     vgpu_look(gate, now, &view)
     if gate.baton != gate.baton_foreign or not (lease_usable(&plan.current, &view) or lease_usable(&plan.next, &view)):
@@ -32,7 +32,8 @@ cdef bint lost(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
 
 
 cdef public bint vgpu_baton(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Look at the baton: may we submit, and until when (``baton_ours``, ``baton_until_ns``)? ``plan``: unbounded."""
+    """Read the baton: whether the process may submit, and until when (``baton_ours``, ``baton_until_ns``). ``plan``:
+    without the baton's bound."""
     cdef uint32_t word = load32(&gate.activity.baton)
     cdef int64_t end_ns = loadi64(&gate.activity.baton_end_ns)
     gate.baton = load32(&gate.activity.baton)
@@ -43,7 +44,7 @@ cdef public bint vgpu_baton(Gate* gate, const Plan* plan, int64_t now) noexcept 
         return 1
     gate.baton_until_ns = 0
     if load32(&gate.slot.want) == 0:
-        gate.baton_foreign = 0       # only who wants is kept waiting
+        gate.baton_foreign = 0       # only a process that wants is kept waiting
     elif lost(gate, plan, now):
         gate.baton_ours = 1
         gate.baton_until_ns = FOREVER_NS
@@ -51,19 +52,19 @@ cdef public bint vgpu_baton(Gate* gate, const Plan* plan, int64_t now) noexcept 
 
 
 cdef public bint vgpu_baton_over(const Gate* gate, int64_t now) noexcept nogil:
-    """Whether siblings wait for us to drain, as far as we have looked."""
+    """Whether siblings wait for this process to drain, by the baton as last read."""
     return not gate.baton_ours or now >= gate.baton_until_ns
 
 
 cdef public void vgpu_wait_for_baton(Gate* gate, int64_t now) noexcept nogil:
-    """It is a sibling's turn, or ours is over: sleep until the word changes, for a while at most."""
+    """A sibling has the baton, or this process's turn is over: sleep until the word changes, for a while at most."""
     cdef uint32_t word = gate.baton
     vgpu_want(gate, now)
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
     if load32(&gate.slot.undrained):
-        futex_wake(&gate.grants.change, INT_MAX)     # our hook thread may be asleep, and now others wait for our drain
+        futex_wake(&gate.grants.change, INT_MAX)     # the hook thread may be asleep, and siblings wait for the drain
     if loadi64(&gate.activity.baton_end_ns) == FOREVER_NS:
-        vgpu_ring(gate)      # the relay has not heard of us, or takes us to be asleep
+        vgpu_ring(gate)      # the relay has not read this want yet, or takes the process to be asleep
     gate.waiters += 1
     lock_release(&gate.lock)
     vgpu_is_held_up()
@@ -75,9 +76,9 @@ cdef public void vgpu_wait_for_baton(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef public void vgpu_wait_ahead(Gate* gate, int64_t now) noexcept nogil:
-    """For the hook thread, while work is queued ahead, also without the lock: its threads wait for that in the driver.
-    No gate looks then, so once for each turn of a sibling this says that the process is awake: the relay passes over
-    one that slept through a turn until ``gate_waits`` counts on."""
+    """For the hook thread, while work is queued ahead, also without the lock. The application's threads wait for that
+    work in the driver, so no thread is in the gate. Once for each turn of a sibling this reports that the process is
+    awake. Reason: the relay passes over a process that slept through a turn, until its ``gate_waits`` grows."""
     cdef uint32_t word = load32(&gate.activity.baton)
     vgpu_want(gate, now)
     if word == 0 or word == gate.baton_told or baton_names(word, gate.slot_index):

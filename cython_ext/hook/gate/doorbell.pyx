@@ -1,4 +1,4 @@
-"""What the broker's relay is told, in our slot and by the doorbell: that the process wants a lease, and that work runs
+"""The reports to the broker's relay, in the slot and by the doorbell: the process wants a lease, or has work that runs
 under one. The other side: merge.pxd.
 """
 
@@ -11,13 +11,13 @@ from cython_ext.native cimport add32, exchange32, fence, futex_wake, load32, sto
 
 
 cdef public void vgpu_ring(Gate* gate) noexcept nogil:
-    """Wake the broker's relay: something in our slot changed that it waits for."""
+    """Wake the broker's relay: a word in the slot changed that the relay waits for."""
     add32(&gate.activity.doorbell, 1)
     futex_wake(&gate.activity.doorbell, 1)
 
 
 cdef public void vgpu_want(Gate* gate, int64_t now) noexcept nogil:
-    """Say that the process wants a lease, if the slot does not say so already."""
+    """Publish that the process wants a lease, if the slot does not show that already."""
     if load32(&gate.slot.want) == 0:
         storei64(&gate.slot.want_since_ns, now)
         exchange32(&gate.slot.want, 1)
@@ -25,11 +25,11 @@ cdef public void vgpu_want(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef public bint vgpu_publish_submission(Gate* gate, uint32_t epoch, bint takes, int64_t now) noexcept nogil:
-    """Our slot says that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back, the
-    baton was passed on, or (``takes``) the GPU is not free any more and GO was not given.
+    """Publish in the slot that work runs under ``epoch``, before it does. 0: the vGPU has just given that lease back,
+    the baton was passed on, or (``takes``) the GPU is not free any more and GO was not given.
 
-    Dekker's rule with the relay: it stores returned_epoch, fences, reads our want; we store our want, fence, read
-    returned_epoch. So with the baton's word and ``undrained``.
+    Dekker's rule with the relay: the relay stores returned_epoch, fences, and reads the process's want. The gate stores
+    that want, fences, and reads returned_epoch. The baton's word and ``undrained`` follow the same rule.
     """
     cdef Slot* slot = gate.slot
     cdef uint32_t before = load32(&slot.undrained)

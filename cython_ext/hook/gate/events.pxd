@@ -1,5 +1,5 @@
-"""Events of the hook's own: which objects there are, and where one may be recorded. Nothing is recorded in the legacy
-stream while a blocking stream of its context captures.
+"""Events of the hook's own: which objects there are, and where one may be recorded. The hook records nothing in the
+legacy stream while a blocking stream of its context captures.
 
 The caller holds ``gate.lock``, and its thread's capture mode is RELAXED.
 """
@@ -25,7 +25,7 @@ cdef inline void* current_context() noexcept nogil:
 
 
 cdef inline int take_event(Gate* gate, void* context, bint timed) noexcept nogil:
-    """An event object of the current context, or -1. Once there are EVENTS, one that lies about gives way."""
+    """An event object of the current context, or -1. Once there are EVENTS, an unused one is destroyed for it."""
     cdef Event* event
     cdef int i, free = -1, other = -1
     for i in range(EVENTS):
@@ -77,13 +77,13 @@ cdef inline bint legacy_free() noexcept nogil:
 
 
 cdef inline int record(Gate* gate, const Stream* stream, bint timed, bint held) noexcept nogil:
-    """An event behind what is in the stream now; its index, or -1. In the stream's context, which need not be the
-    current one. ``held``: the caller holds captures_lock."""
+    """Record an event behind the stream's present work; its index, or -1. It is made in the stream's context, which
+    need not be the current one. ``held``: the caller holds captures_lock."""
     cdef void* context = current_context()
     cdef bint elsewhere = stream.context != context
     cdef bint legacy = stream.flags & STREAM_LEGACY != 0
     cdef int event = -1
-    if stream.handle == NULL:            # it is no more; the driver would take that for the default stream
+    if stream.handle == NULL:            # the stream is destroyed; the driver would take NULL for the default stream
         return -1
     if stream.flags & STREAM_OWN and stream.owner != <Thread*>vgpu_thread:
         return -1
@@ -104,7 +104,8 @@ cdef inline int record(Gate* gate, const Stream* stream, bint timed, bint held) 
 
 
 cdef inline bint done(Gate* gate, int event) noexcept nogil:
-    """Whether the event is complete; one that died with its context, or that only answers errors, is."""
+    """Whether the event is complete. An event that died with its context, or that only returns errors, counts as
+    complete."""
     cdef void* handle = gate.events[event].handle
     if gate.events[event].held and load32(&state().dying):
         return 0

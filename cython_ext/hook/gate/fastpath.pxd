@@ -1,15 +1,17 @@
-"""The hot path: what every launch goes through while the vGPU holds an open-ended lease and nobody competes.
+"""The hot path: every launch takes it while the vGPU holds an open-ended lease and no other vGPU competes.
 
-Announce, then check. The announcement makes a revocation safe without a lock: whoever shuts the lease (``open_epoch`` =
-0, or a new ``round``), has every thread execute a fence (``fence_all``; track.pyx, all_outside) and then finds
-``inside`` clear in all of them knows that each launch let through before has reached the driver, and that none will be
-let through after. No system call, no store to a line that another thread writes; and no fence of its own where the
-kernel has membarrier: it would wait for the driver's last write to the GPU.
+A thread announces its launch, then checks the lease. The announcement makes a revocation safe without a lock. The
+revoking thread shuts the lease (``open_epoch`` = 0, or a new ``round``). It makes every thread execute a fence
+(``fence_all``; track.pyx, all_outside). Then it reads ``inside`` of every thread. Where all are clear, each launch
+that was let through has reached the driver, and no later one will be let through.
 
-``round`` and ``stream`` stand for "the gate knows that this stream has work, and its want is published"; they change
-when the hook thread has seen that work drain, or the thread turns to another stream. Then vgpu_enter (gate.pyx) says so
-again. A launch of a key that the thread's meter does not know, or that is to be timed, goes there, too; and so does the
-one with which the thread's allowance is used up (logic/meter.pxd).
+The hot path makes no system call and no store to a line that another thread writes. Where the kernel has membarrier,
+it has no fence of its own. Reason: such a fence would wait for the driver's last write to the GPU.
+
+``round`` and ``stream`` mean: the gate knows that this stream has work, and the process's want is published. They
+change when the hook thread has seen that work drain, or when the thread launches into another stream. Then vgpu_enter
+(gate.pyx) publishes both again. Three more launches go through vgpu_enter: one whose key the thread's meter does not
+know, one that is to be timed, and one that the thread's allowance does not cover (logic/meter.pxd).
 """
 
 from libc.stdint cimport uint64_t
@@ -20,15 +22,15 @@ from cython_ext.native cimport compiler_fence, fence, load32, store32
 
 
 cdef inline void* named(void* stream, bint own) noexcept nogil:
-    """Stream 0 by its other name, which says whose default stream is meant."""
+    """Stream 0 by the handle of the default stream that is meant: the thread's own, or the legacy one."""
     if stream != NULL:
         return stream
     return <void*>2 if own else <void*>1
 
 
 cdef inline Thread* announce(void* stream, uint64_t tag) noexcept nogil:
-    """The thread's record, announced, if it may submit a launch of that key to ``stream`` now; clear ``inside``
-    afterwards. Else NULL."""
+    """The thread's record, announced, if the thread may submit a launch of that key to ``stream`` now. The caller
+    clears ``inside`` afterwards. Else NULL."""
     cdef Thread* thread = <Thread*>vgpu_thread
     cdef Gate* gate
     if thread == NULL or thread.gate == NULL:

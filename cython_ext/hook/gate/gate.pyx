@@ -1,9 +1,12 @@
-"""The gate off the fast path: a launch that has to be announced first, measured, or made to wait.
+"""The gate off the fast path: it announces a launch, measures it, or makes it wait.
 
-Three ways through, decided in vgpu_enter: *plain* (no vGPU, a captured launch), *announced* (open-ended lease, the
-first launch since the last drain: its stream becomes known, the want published; the launches that follow take
-fastpath.pxd, and the meter of logic/meter.pxd counts them all), *tracked* (finite lease: a prediction is added to the
-backlog and the pure decision of logic/gate.pxd holds it to window and lease end).
+vgpu_enter decides between three ways through:
+
+* *Plain*: the process has no vGPU, or the launch is captured.
+* *Announced*: the lease is open-ended, and this is the first launch since the last drain. The gate notes the stream
+  and publishes the want. The launches that follow take fastpath.pxd. The meter of logic/meter.pxd counts them all.
+* *Tracked*: the lease is finite. The gate adds a prediction to the backlog. The pure decision of logic/gate.pxd holds
+  the launch to the window and to the lease's end.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -62,24 +65,24 @@ cdef extern from "hook/hook_native.h" nogil:
 cdef enum:
     OVERLAPS_AGAIN = 256     # launches after which a stream's next one is no longer expected to overlap
     ASK_NS = 30_000          # launching threads ask the driver about the queue that often at most: 0.1-0.5 us each time
-    ASK_EMPTY_NS = 8_000     # ... and where it should be empty: a gap that nobody sees is charged as work
+    ASK_EMPTY_NS = 8_000     # ... and where it should be empty: an unobserved gap is charged as work
     DOUBTED_NS = 1_000_000   # a queue that is predicted to be shorter may be empty
     QUEUED_NS = 20_000       # behind so much work the time of the host is not in a launch's sample
     LEARNED = 1              # ask()
     SPARED = 2
     LOOK_NS = 1_000_000      # a waiting gate re-reads returned_epoch and its server's heartbeat that often
-    LOOK_LONG_NS = 50_000_000    # ... where no lease is in sight that could be ours
+    LOOK_LONG_NS = 50_000_000    # ... where the plan has no lease that could become usable
     LOOK_QUEUE_NS = 50_000   # ... and the queue, while it waits for unmeasured work to drain
     ALLOWANCE_MOST_NS = 2_000_000    # of a vGPU with a limit, for one thread at a time
-    # Who has such kernels may launch nothing but firsts of leases. Those are timed then, too: what others still have on
-    # the GPU as they begin is no large part of them.
+    # A process with kernels this long may launch nothing but firsts of leases. Those are timed then, too: the work
+    # that other vGPUs still have on the GPU as they begin is no large part of them.
     LONG_NS = 4_000_000
 
 
 # --- waiting
 
 cdef inline void cease(Gate* gate) noexcept nogil:
-    """A thread that was cancelled ends here. The caller has the lock, and counts in nothing."""
+    """A thread that was cancelled ends here. The caller has the lock, and no counter counts the thread."""
     if vgpu_may_cease:
         lock_release(&gate.lock)
         vgpu_cease_here()
@@ -105,12 +108,12 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
 
 
 cdef inline bint stands(const Plan* plan, int64_t now) noexcept nogil:
-    """A standby lease: on a free GPU it begins as soon as the dispatcher has heard of us."""
+    """Whether it is a standby lease. On a free GPU that begins as soon as the dispatcher has read this vGPU's want."""
     return plan.current.epoch != 0 and plan.current.go_by_ns == FOREVER_NS and plan.current.start_ns <= now
 
 
 cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t opens, int64_t now) noexcept nogil:
-    """No lease is usable: sleep until that may be otherwise."""
+    """No lease is usable: sleep until one may be."""
     cdef int64_t until = now + LOOK_LONG_NS
     cdef int64_t spin_from = FOREVER_NS
     cdef uint32_t returned = load32(&gate.activity.returned_epoch)
@@ -125,7 +128,7 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
     if epoch_reached(returned, plan.current.epoch) and plan.current.end_ns > now:
         until = now + LOOK_NS            # the relay may yet take its return back
     if plan.current.end_ns > now and vgpu_spent_epoch(gate) == plan.current.epoch == view.go_epoch != 0:
-        vgpu_ring(gate)                  # its end was moved away: the relay is to say that we are stranded
+        vgpu_ring(gate)                  # the scheduler moved its end: the relay is to report the split drain
     if opens < FOREVER_NS:
         until = min(until, opens)
         spin_from = opens - AWAKE_BEFORE_NS
@@ -142,7 +145,7 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
 
 
 cdef int refused(Gate* gate) noexcept nogil:
-    """The error of a gate that will not open again; CUDA_SUCCESS if it may."""
+    """The error of a gate that will not open again; CUDA_SUCCESS if the gate may open."""
     cdef uint32_t flags = load32(&gate.grants.flags)
     if is_removed(gate):
         if not gate.told:
@@ -174,7 +177,7 @@ cdef int refused(Gate* gate) noexcept nogil:
 # --- the vGPU's limit under an open-ended lease
 
 cdef int64_t others_used_ns(const Gate* gate) noexcept nogil:
-    """What the vGPU's other processes have used, those that have ended too, as the server counts it."""
+    """The GPU time that the vGPU's other processes have used, as the server counts it. Ended ones are included."""
     cdef uint64_t used_ns = <uint64_t>loadi64(&gate.activity.busy_base_ns)
     cdef const Slot* slot
     cdef uint32_t i
@@ -186,7 +189,7 @@ cdef int64_t others_used_ns(const Gate* gate) noexcept nogil:
 
 
 cdef bint affords(Gate* gate, Thread* thread) noexcept nogil:
-    """Whether the vGPU's limit lets the thread launch now. Its allowance is renewed as far as the limit goes."""
+    """Whether the vGPU's limit lets the thread launch now. The gate renews its allowance as far as the limit goes."""
     cdef int64_t allowed_ns = loadi64(&gate.grants.allowed_ns)
     cdef int64_t room_ns
     if allowed_ns == 0:
@@ -221,7 +224,7 @@ cdef bint learns(Gate* gate, Pass* launch, Thread* thread, int64_t now) noexcept
 cdef void meter(
     Gate* gate, Pass* launch, Thread* thread, int index, LaunchKey* key, int64_t now
 ) noexcept nogil:
-    """Add the launch, which is announced, to what the thread has used. One of many is timed."""
+    """Add the announced launch to the time that the thread has used. One launch of many is timed."""
     cdef const Duration* known
     cdef Timing timing
     launch.stream = index
@@ -250,8 +253,8 @@ cdef void meter(
 cdef bint announced(
     Gate* gate, Pass* launch, Thread* thread, LaunchKey* key, uint32_t epoch, int64_t now
 ) noexcept nogil:
-    """Open-ended lease: tell that this stream has work, so that the launches after this one need not. 0: it was shut
-    meanwhile."""
+    """Under an open-ended lease, publish that this stream has work. The launches after this one then need not. 0: the
+    lease was shut meanwhile."""
     cdef int index
     if not vgpu_publish_submission(gate, epoch, 0, now):
         return 0
@@ -260,7 +263,7 @@ cdef bint announced(
     if gate.streams[index].flags & STREAM_OWN:
         vgpu_outdate_probe(gate)
     if not gate.usage.metered and gate.grants.mode == MODE_TEMPORAL:
-        vgpu_publish_counts(gate)        # until here the books have observed each launch
+        vgpu_publish_counts(gate)        # until here the backlog has observed each launch
         usage_takes_over(&gate.usage, backlog_end_ns(&gate.backlog) - backlog_counted_ns(&gate.backlog, now))
     gate.untracked = 1
     gate.unseen_ns = gate.unseen_until_ns = 0    # not waited for while the lease is open
@@ -296,7 +299,8 @@ cdef void tracked(
     Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, const Prediction* foreseen,
     bint programmatic, bint takes, bint first, int64_t now,
 ) noexcept nogil:
-    """Admitted under a finite lease: into the backlog, with a marker for what was before where one is due."""
+    """Add a launch that is admitted under a finite lease to the backlog. Where a marker is due, it goes behind the
+    launches before this one."""
     cdef int64_t window = gate.window_ns
     cdef Stream* stream = &gate.streams[index]
     cdef bint own = stream.flags & STREAM_OWN != 0
@@ -344,7 +348,7 @@ cdef void tracked(
 cdef void queued(
     Gate* gate, Pass* launch, Thread* thread, int index, const LaunchKey* key, int64_t learned_ns, int64_t now
 ) noexcept nogil:
-    """Queued ahead of the lease: it wants one, whoever waits for what afterwards."""
+    """Count a launch that is queued ahead of its lease. The process wants that lease from now on."""
     vgpu_want(gate, now)
     if is_graph(key):
         ahead_submit_graph(&gate.ahead, learned_ns)
@@ -357,9 +361,9 @@ cdef void queued(
 
 
 cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
-    """Before a launch into the stream at ``index`` the driver is asked now and then what has run, for the books.
-    SPARED: it need not be, for the queue has run as predicted (logic/poll_skip.pxd). LEARNED: samples came in.
-    ``timed``: the launch may be; then it matters what is before it."""
+    """Before a launch into the stream at ``index``, the gate now and then asks the driver what has run. The backlog is
+    updated by the answer. SPARED: no question was needed, since the queue has run as predicted (logic/poll_skip.pxd).
+    LEARNED: samples came in. ``timed``: the launch may be timed; then the work before it matters."""
     cdef uint32_t sampling = gate.sampling
     cdef bint empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
     if not gate.backlog.busy:
@@ -379,8 +383,8 @@ cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
 
 
 cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
-    """Whether what was submitted untracked has kept launches waiting for so long that it may itself wait for one of
-    them, or for a capture to end: then they go for a while, as a stalled queue is forgiven (logic/window.pxd)."""
+    """Whether untracked work has kept launches waiting for so long that it may itself wait for one of them, or for a
+    capture to end. Then the gate lets launches pass for a while, as a stalled queue is forgiven (logic/window.pxd)."""
     if now < gate.unseen_until_ns:
         return 1
     if gate.unseen_ns == 0:
@@ -393,8 +397,9 @@ cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef inline bint crowded(const Gate* gate, int index, int64_t now) noexcept nogil:
-    """Whether the launch needs a marker, before it or, since nobody else can set that, of its own, for which there is
-    no room (logic/window.pxd). With work in one stream alone none is needed."""
+    """Whether the launch needs a marker for which there is no room (logic/window.pxd). The marker goes before the
+    launch. In a thread's own stream it goes behind the launch, since only that thread can set it. With work in one
+    stream alone no marker is needed."""
     cdef uint32_t i
     if not backlog_crowded(&gate.backlog, now):
         return 0
@@ -407,7 +412,7 @@ cdef inline bint crowded(const Gate* gate, int index, int64_t now) noexcept nogi
 
 
 cdef void calls(Pass* launch) noexcept nogil:
-    """It goes to the driver as any other call does."""
+    """The launch goes to the driver as any other call does."""
     cdef unsigned int* calling = vgpu_calling()
     if calling != NULL:
         launch.kind = PASS_CALLING
@@ -415,8 +420,8 @@ cdef void calls(Pass* launch) noexcept nogil:
 
 
 cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil:
-    """``vgpu_enter`` where the stream's context is the current one; ``launch`` is all there, but for what is found out.
-    """
+    """``vgpu_enter`` where the stream's context is the current one. ``launch`` has all fields but those that are
+    decided here."""
     cdef Gate* gate
     cdef Thread* thread
     cdef GateState view
@@ -497,9 +502,9 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
         baton_bound(&bounded, gate.baton_until_ns)
         gate_decide(&bounded, &view, &verdict)
         if gate.untracked and verdict.action != GATE_WAIT_LEASE and not unseen_for_long(gate, now):
-            wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # nobody knows how much is queued from before
+            wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)  # the length of the earlier, untracked queue is unknown
         elif verdict.action == GATE_SUBMIT and gate.ahead.launches:
-            # the lease began between the two looks: first what is queued ahead of it
+            # the lease began between the two reads: the work queued ahead of it goes first
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)
         elif verdict.action == GATE_SUBMIT and crowded(gate, index, now):
             wait(gate, change, now + LOOK_QUEUE_NS, FOREVER_NS)
@@ -510,7 +515,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
             if vgpu_publish_submission(gate, verdict.epoch, verdict.takes, now):
                 if verdict.takes:
                     vgpu_take(gate, verdict.epoch, take_ns(&view))
-                if asked == SPARED and not verdict.takes:    # else another lease is over now, and asks for its drain
+                if asked == SPARED and not verdict.takes:    # else another lease is over now, and needs its own drain
                     vgpu_drained_as_predicted(gate, now)
                 tracked(
                     gate, launch, thread, index, key, &foreseen, manner & LAUNCH_OVERLAPS != 0, verdict.takes,
@@ -519,19 +524,19 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
                 break
         elif verdict.action == GATE_WAIT_BACKLOG:
             vgpu_want(gate, now)
-            vgpu_mark(gate)      # else nobody sees the tail of the queue run
+            vgpu_mark(gate)      # else no marker shows when the tail of the queue has run
             wait(gate, change, verdict.until_ns, FOREVER_NS)
-            gate.asked_ns = 0                                    # to know is worth more than to guess, now
+            gate.asked_ns = 0                                    # now the driver's answer is worth its cost
         elif gate.baton_until_ns < gate.lease_end_ns and (
             lease_usable(&plan.current, &view) or lease_usable(&plan.next, &view)
         ):
-            vgpu_wait_for_baton(gate, now)       # what is left of our turn is too short for this launch
+            vgpu_wait_for_baton(gate, now)       # the rest of this process's turn is too short for this launch
             cease(gate)
         else:
             if verdict.closed and load32(&gate.activity.processes) == 1:
                 gate.closed_epoch = verdict.closed
             if vgpu_end(gate, &plan, now):
-                futex_wake(&gate.grants.change, INT_MAX)     # our hook thread, if it sleeps until the lease would end
+                futex_wake(&gate.grants.change, INT_MAX)     # the hook thread, if it sleeps until the lease would end
             if (
                 manner & LAUNCH_WAITS == 0 and not vgpu_go_follows(gate, &plan, &view)
                 and (not is_graph(key) or ahead_takes_graph(&gate.ahead, foreseen.learned_ns))
@@ -553,10 +558,10 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
 
 
 cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept nogil:
-    """Let one launch through, sooner or later: CUDA_SUCCESS, and then vgpu_leave after it; else the error to return
-    instead. It goes to the stream's GPU, whichever is current.
+    """Let one launch through, at once or after a wait. CUDA_SUCCESS: the caller launches, then calls vgpu_leave. Else
+    the result is the error to return. The launch goes to the stream's GPU, whichever is current.
 
-    ``key``: ``hash``, ``after`` and the version of a graph are filled in here. ``manner``: LAUNCH_*.
+    ``key``: this function fills in ``hash``, ``after`` and the version of a graph. ``manner``: LAUNCH_*.
     """
     cdef void* context
     cdef int error
@@ -578,7 +583,7 @@ cdef public int vgpu_enter(Pass* launch, void* stream, LaunchKey* key, int manne
 
 
 cdef public void vgpu_leave(Pass* launch, int result) noexcept nogil:
-    """The launch has reached the driver, which answered ``result``."""
+    """The launch has reached the driver, which returned ``result``."""
     cdef Gate* gate = launch.gate
     if launch.kind == PASS_ANNOUNCED:
         if launch.sample >= 0:

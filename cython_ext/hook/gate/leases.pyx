@@ -1,4 +1,5 @@
-"""The leases of a vGPU as one process sees them: which it has begun, taken or spent, and what its books say of that.
+"""The leases of a vGPU as one process sees them: which it has begun, started early or spent, and how the backlog
+follows them.
 
 The caller holds gate.lock.
 """
@@ -14,8 +15,8 @@ from cython_ext.native cimport load32
 
 
 cdef public uint32_t vgpu_spent_epoch(const Gate* gate) noexcept nogil:
-    """The newest lease that we have drained or closed; 0: none. It takes no more work of ours: it may have been given
-    another end, or none, since."""
+    """The newest lease that this process has drained or closed; 0: none. It takes no more work of the process, even if
+    it has got another end, or none, since."""
     cdef uint32_t drained = load32(&gate.slot.drained_epoch)
     return drained if gate.closed_epoch == 0 or epoch_past(drained, gate.closed_epoch) else gate.closed_epoch
 
@@ -32,7 +33,8 @@ cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexc
 
 
 cdef inline bint slept_through(const Gate* gate, const Lease* lease, const GateState* view) noexcept nogil:
-    """Whether it had GO and was over before any thread of ours had woken for it, and nobody has said so."""
+    """Whether the lease had GO and was over before any thread of the process woke for it, and no thread has reported
+    that."""
     return (
         lease.epoch != 0
         and view.now_ns >= lease.end_ns
@@ -44,7 +46,7 @@ cdef inline bint slept_through(const Gate* gate, const Lease* lease, const GateS
 
 
 cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Note in the books the lease that is usable now, if it is a new one, and where its end is by now."""
+    """Begin the lease that is usable now in the backlog, if it is a new one, and note its present end."""
     cdef GateState view
     cdef const Lease* lease
     cdef int i
@@ -54,9 +56,9 @@ cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept 
         if lease.epoch != 0 and lease.epoch == gate.began_epoch:
             gate.lease_end_ns = lease.end_ns
             if gate.ahead.launches and lease_usable(lease, &view):
-                vgpu_release_ahead(gate, lease.epoch, now)       # it was about to be given back before
+                vgpu_release_ahead(gate, lease.epoch, now)       # at an earlier step the lease was about to go back
         elif lease_usable(lease, &view):
-            if gate.began_epoch:         # the next of ours follows without a gap
+            if gate.began_epoch:         # the vGPU's next lease follows without a gap
                 gate.over_epoch = gate.began_epoch
                 gate.over_end_ns = gate.lease_end_ns
                 gate.over_markers = -1
@@ -74,11 +76,11 @@ cdef public void vgpu_begin(Gate* gate, const Plan* plan, int64_t now) noexcept 
                 vgpu_ring(gate)          # the relay will be awake at its end
         elif slept_through(gate, lease, &view):
             gate.missed_epoch = lease.epoch
-            vgpu_ring(gate)              # the relay, which need not have heard that it began, will tell that it is over
+            vgpu_ring(gate)              # the relay may not know that it began, and will report that it is over
 
 
 cdef public void vgpu_take(Gate* gate, uint32_t epoch, int64_t work_ns) noexcept nogil:
-    """Work of that length goes to the GPU before GO is given."""
+    """Note that work of that length goes to the GPU before GO is given (an early start)."""
     if gate.taken_epoch != epoch:
         gate.taken_epoch = epoch
         gate.taken_ns = 0
@@ -88,12 +90,12 @@ cdef public void vgpu_take(Gate* gate, uint32_t epoch, int64_t work_ns) noexcept
 
 
 cdef public bint vgpu_go_follows(const Gate* gate, const Plan* plan, const GateState* view) noexcept nogil:
-    """Whether we have taken the lease that is to be next, so that work is not queued ahead of another."""
+    """Whether this process has started the next lease early. Then no work is queued ahead of another lease."""
     return gate.taken_epoch != 0 and gate.taken_epoch == plan.current.epoch != view.go_epoch
 
 
 cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Whether the lease in the books has ended, was returned, or is in no plan any more."""
+    """Whether the lease that began has ended, was returned, or is in no plan any more."""
     return (
         now >= gate.lease_end_ns
         or epoch_reached(load32(&gate.activity.returned_epoch), gate.began_epoch)
@@ -103,7 +105,7 @@ cdef bint over(const Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
 
 
 cdef public bint vgpu_end(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """Note in the books that the lease is over: 1; 0 if there is none that is."""
+    """End the lease in the backlog where it is over: 1; 0 if none is over."""
     if gate.began_epoch == 0 or not over(gate, plan, now):
         return 0
     gate.over_epoch = gate.began_epoch

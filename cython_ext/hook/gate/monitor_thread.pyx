@@ -1,9 +1,9 @@
-"""The hook thread, one per gate: sees drains when they happen, gives idle leases back, notices a silent or new server,
-and threads that the driver keeps because the program stands still.
+"""The hook thread, one per gate. It detects drains when they happen, and gives idle leases back. It detects a silent
+or new server, and threads that are kept in the driver because the vGPU is suspended.
 
-It holds the slot's robust mutex for as long as the process lives: its death is the process's, and the kernel announces
-it. All signals are blocked in it. It sleeps on ``grants.change``; how long at most is what ``step`` returns. At exit it
-makes no more driver calls, but stays, with the mutex.
+It holds the slot's robust mutex for as long as the process lives. When the process dies, the kernel marks the mutex.
+The hook thread blocks all signals. It sleeps on ``grants.change``, at most until the time that ``step`` returns. At
+exit it makes no more driver calls, but keeps the mutex until the process has ended.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
@@ -43,27 +43,27 @@ cdef extern from "limits.h":
     const int INT_MAX
 
 cdef enum:
-    # How often a lease is looked after. None of these is a deadline of the policy: drains are dated by prediction.
-    LOOK_ENDED_LEAST_NS = 15_000     # the lease is over, its work is not: others wait for us
+    # The intervals at which the hook thread polls. No policy deadline depends on one: drains are dated by prediction.
+    LOOK_ENDED_LEAST_NS = 15_000     # the lease is over, its work is not: other vGPUs wait for this one
     LOOK_ENDED_MOST_NS = 200_000     # ... when the drain is predicted to be far away
-    LOOK_AWAKE_NS = 30_000           # close to a hand-over, with cores to spare: the drain is somebody's start
+    LOOK_AWAKE_NS = 30_000           # close to a hand-over, with cores to spare: the next lease starts at the drain
     LOOK_LOCKED_NS = 50_000          # another thread has the lock: usually for a microsecond
-    LOOK_LEASED_NS = 200_000         # inside a finite lease, or with others waiting
+    LOOK_LEASED_NS = 200_000         # inside a finite lease, or while other vGPUs wait
     LOOK_IDLE_NS = 500_000
-    LOOK_ALONE_NS = 50_000_000       # nobody else is there: books and heartbeat only
+    LOOK_ALONE_NS = 50_000_000       # no other vGPU wants: the accounts and the heartbeat are all there is to poll
     LOOK_METERED_NS = 10_000_000     # ... and work that the meter counts
     RETRY_NS = 20_000_000            # a server that restarts
-    END_NS = 1_000_000_000           # for so long a process that ends waits for who has the lock
-    KNOCK_NS = 1_000_000_000         # without a heartbeat for so long, the broker is asked, and that often
+    END_NS = 1_000_000_000           # at exit the process waits so long for the thread that holds the lock
+    KNOCK_NS = 1_000_000_000         # after so long without a heartbeat the hook asks the broker, and that often
 
     # When an idle lease goes back (policy section 6: break-even gap g*, as for c = 0.4 ms)
     BREAK_EVEN_NS = 800_000
     EXPECTED_IDLE_NS = 100_000
-    IDLE_ALONE_NS = 20_000_000       # nobody else is there: whoever comes next, we too, then has GO from the dispatcher
+    IDLE_ALONE_NS = 20_000_000       # no other vGPU wants: the next to want, this one too, gets GO by the dispatcher
 
 
 cdef void count(Gate* gate) noexcept nogil:
-    """Everything that the slot tells in figures."""
+    """Publish the counters in the slot."""
     vgpu_publish_counts(gate)
     storei64(&gate.slot.counted_ns, backlog_counted_ns(&gate.backlog, now_ns()))
     storei64(&gate.slot.longest_kernel_ns, backlog_longest_ns(&gate.backlog))
@@ -71,7 +71,8 @@ cdef void count(Gate* gate) noexcept nogil:
 
 
 cdef void sample_demand(Gate* gate, int64_t now) noexcept nogil:
-    """A program that gave its lease back a moment ago is between two requests: that is host time, too."""
+    """Sample the process's demand. A process that returned its lease a moment ago is between two requests. That is
+    host time, too."""
     cdef Slot* slot = gate.slot
     cdef int64_t worked_ns = max(loadi64(&slot.last_submit_ns), gate.backlog.drained_ns)
     cdef bint wants = load32(&slot.want) != 0 or now - worked_ns < IDLE_ALONE_NS
@@ -88,26 +89,27 @@ cdef void sample_demand(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef inline bint superseded(const Gate* gate) noexcept nogil:
-    """Whether another server than the one that wrote our grants page is in charge."""
+    """Whether a server other than the writer of this gate's grants page is in charge."""
     return load32(&gate.activity.generation) != gate.grants.generation
 
 
 cdef inline int64_t silent_ns(const Gate* gate) noexcept nogil:
-    """Since the last heartbeat of the server whose page we have; 0 before its first."""
+    """The time since the last heartbeat of the server that wrote the grants page; 0 before its first."""
     cdef int64_t alive = loadi64(&gate.grants.alive_ns)
     return now_ns() - alive if alive else 0
 
 
-cdef bint heard(Gate* gate) noexcept nogil:
-    """Whether the server in charge is the one whose page we have, and it lives; else the fast path is shut. So it is
-    while our memory is away: no lease is for us then, whatever the page says."""
+cdef bint check_server(Gate* gate) noexcept nogil:
+    """Whether the grants page is that of the server in charge. The fast path is shut where it is not, or where that
+    server is silent. It is also shut while the process's memory is swapped out: no lease is usable then."""
     gate.lost = silent_ns(gate) > gate.grants.grace_ns
     store32(&gate.generation, 0 if gate.lost or load32(&gate.away) or superseded(gate) else gate.grants.generation)
     return gate.generation != 0 or not superseded(gate)
 
 
 cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
-    """Nothing of ours runs under ``epoch`` any more, and nothing will: the word that the next holder waits for."""
+    """Publish that no work of this process runs under ``epoch``, and that none will. The next holder waits for this
+    word."""
     cdef Slot* slot = gate.slot
     cdef int64_t tolerated
     cdef int64_t overrun = gate.backlog.drained_ns - gate.over_end_ns if gate.over_end_ns < FOREVER_NS else 0
@@ -118,7 +120,7 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
         gate.window_ns = window_adapt(gate.window_ns, gate.grants.window_ns, overrun, tolerated)
     storei64(&slot.drained_ns, gate.backlog.drained_ns)
     if load32(&gate.activity.processes) == 1:
-        store32(&slot.tail_epoch, epoch)     # its end may be moved away only now: then it is spent all the same
+        store32(&slot.tail_epoch, epoch)     # the scheduler may move its end only now: the lease is spent all the same
     store32(&slot.drained_epoch, epoch)
     if epoch_past(epoch, gate.closed_epoch):
         gate.closed_epoch = 0
@@ -130,17 +132,17 @@ cdef void publish_drained(Gate* gate, uint32_t epoch) noexcept nogil:
 
 
 cdef bint others_gain(const Gate* gate) noexcept nogil:
-    """Whether an early return is worth something to anybody."""
+    """Whether an early return gains another vGPU or process GPU time."""
     return ends_ns(gate) < FOREVER_NS or load32(&gate.grants.flags) & GRANTS_CONTENDED != 0
 
 
 cdef inline int64_t ends_ns(const Gate* gate) noexcept nogil:
-    """Of the lease, or of our turn within it."""
+    """The end of the lease, or of this process's turn with the baton within it."""
     return min(gate.lease_end_ns, gate.baton_until_ns)
 
 
 cdef void doubt(Gate* gate, int64_t now) noexcept nogil:
-    """The GPU was found at work. If that is for longer than the meter can explain, each key is timed anew."""
+    """The GPU is still at work. If it works for longer than the meter explains, the hook times each key anew."""
     if load64(&gate.slot.launches) != gate.quiet_launches:
         gate.quiet_launches = load64(&gate.slot.launches)
         gate.quiet_ns = now
@@ -151,7 +153,7 @@ cdef void doubt(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef void observe(Gate* gate, int64_t now) noexcept nogil:
-    """Look for the drain; whatever it tells, publish."""
+    """Poll for the drain, and publish the result."""
     cdef Slot* slot = gate.slot
     cdef bint drained = not load32(&slot.undrained)
     cdef bint publish
@@ -159,10 +161,10 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
         vgpu_collect(gate, now)
         drained = vgpu_drained(gate, now, 1)
         if not drained and gate.untracked and not load32(&gate.grants.flags) & GRANTS_COMPANY:
-            doubt(gate, now)             # in company others keep the GPU busy
+            doubt(gate, now)             # with shared leases other vGPUs keep the GPU busy
     publish = gate.over_epoch and (drained or (gate.over_markers == 0 and load32(&slot.last_epoch) != gate.over_epoch))
-    count(gate)              # before the epoch: who hears that it drained reads the figures of the whole lease
-    publish_prediction(gate)         # behind a count: who finds it over finds us alive
+    count(gate)              # before the epoch: a reader of the drained epoch then reads the whole lease's figures
+    publish_prediction(gate)         # after the count: a reader that finds it past also finds the process alive
     if publish:
         publish_drained(gate, gate.over_epoch)
     if drained:
@@ -172,7 +174,8 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef void publish_tail(Gate* gate, int64_t now) noexcept nogil:
-    """The lease takes no more work and our queue is short: whoever is next may make ready (logic/handover.pxd)."""
+    """Where the lease takes no more work and the queue is short, publish its tail (logic/handover.pxd). The next
+    holder may then get ready."""
     cdef uint32_t epoch = gate.over_epoch
     if (
         epoch != 0 and gate.began_epoch == 0 and load32(&gate.slot.tail_epoch) != epoch
@@ -187,7 +190,7 @@ cdef void publish_tail(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef void give_back(Gate* gate, int64_t now) noexcept nogil:
-    """Idle for longer than a hand-over costs: others may have the rest of the lease."""
+    """Where the process was idle for longer than a hand-over costs, it gives the rest of the lease back."""
     cdef int64_t patience = EXPECTED_IDLE_NS if gate.gap_ns > BREAK_EVEN_NS else BREAK_EVEN_NS
     if not others_gain(gate):
         if gate.grants.mode != MODE_TEMPORAL:
@@ -202,14 +205,14 @@ cdef void give_back(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
-    """Everything that is due at ``now``; when to look again, unless the plan changes before."""
+    """Do everything that is due at ``now``. The result is the time of the next step, unless the plan changes before."""
     cdef Slot* slot = gate.slot
     cdef bint in_charge
     cdef Plan plan
     count(gate)
     sample_demand(gate, now)
     vgpu_trace_busy(gate)
-    in_charge = heard(gate)
+    in_charge = check_server(gate)
     heed_limit(gate)
     if gate.lost or is_removed(gate) or load32(&gate.grants.flags) & GRANTS_STILL:
         vgpu_let_go(gate)
@@ -219,7 +222,7 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
     vgpu_begin(gate, &plan, now)
     vgpu_admit_release(gate)
     if gate.ahead.launches:
-        vgpu_wait_ahead(gate, now)   # nobody may be waiting in the gate to say it, after a sleep through a lease
+        vgpu_wait_ahead(gate, now)   # after a lease that was slept through, no thread may be in the gate to report it
     vgpu_baton(gate, &plan, now)
     if load32(&slot.undrained) or gate.over_epoch:
         if gate.over_epoch or vgpu_baton_over(gate, now) or now >= min(backlog_end_ns(&gate.backlog), gate.look_ns):
@@ -230,8 +233,8 @@ cdef int64_t step(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef int64_t due_ns(const Gate* gate) noexcept nogil:
-    """The hand-over that we have a part in: our lease's end until it has drained, or else the start of the one that
-    work is queued ahead of. FOREVER_NS: none."""
+    """The time of the hand-over that this process takes part in. It is the end of its lease until that has drained, or
+    else the start of the lease that work is queued ahead of. FOREVER_NS: none."""
     if gate.over_epoch:
         return gate.over_end_ns
     if gate.began_epoch:
@@ -240,8 +243,9 @@ cdef int64_t due_ns(const Gate* gate) noexcept nogil:
 
 
 cdef inline int64_t alone_ns(const Gate* gate, int64_t now) noexcept nogil:
-    """How often the hook thread looks where no other vGPU wants. Work that is overdue is looked at again after a
-    quarter of that time. The books date its end by the prediction, or by the last look that found it running."""
+    """How often the hook thread polls where no other vGPU wants. It polls for overdue work again after a quarter of
+    the time by which that is overdue. The backlog dates its end by the prediction, or by the last poll that found it
+    running."""
     cdef int64_t usual = LOOK_METERED_NS if gate.usage.metered or gate.limited else LOOK_ALONE_NS
     cdef int64_t overdue = now - loadi64(&gate.slot.last_submit_ns) - gate.backlog.work_ns
     if load32(&gate.slot.undrained) == 0 or gate.untracked or overdue <= 0:
@@ -250,7 +254,7 @@ cdef inline int64_t alone_ns(const Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef int64_t look_every_ns(const Gate* gate, int64_t now) noexcept nogil:
-    """How often the queue is looked at, as things stand."""
+    """How often the hook thread polls the queue in the present state."""
     if state().spins and awake_for(due_ns(gate), AWAKE_BEFORE_NS, AWAKE_AFTER_NS, now):
         return LOOK_AWAKE_NS
     if gate.over_epoch:
@@ -259,8 +263,8 @@ cdef int64_t look_every_ns(const Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef void heed_limit(Gate* gate) noexcept nogil:
-    """The limit came into force under an open-ended lease, or is in force no more: threads on the fast path shall ask
-    for an allowance anew."""
+    """Where the limit came into force under an open-ended lease, or went out of force, send threads on the fast path
+    through the gate. They ask there for a new allowance."""
     cdef bint limited = loadi64(&gate.grants.allowed_ns) != 0
     if limited != gate.limited:
         gate.limited = limited
@@ -268,7 +272,7 @@ cdef void heed_limit(Gate* gate) noexcept nogil:
 
 
 cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
-    """When to look again for what runs; an idle lease is given back."""
+    """When to poll again for running work. An idle lease is given back here."""
     cdef Slot* slot = gate.slot
     cdef int64_t again
     if load32(&slot.undrained):
@@ -277,13 +281,13 @@ cdef int64_t next_look(Gate* gate, int64_t now) noexcept nogil:
             if gate.over_epoch and load32(&slot.tail_epoch) != gate.over_epoch:
                 again = max(again - TAIL_NS, now)
             return min(max(again, now + LOOK_ENDED_LEAST_NS), now + look_every_ns(gate, now))
-        if others_gain(gate):            # the prediction may be too long, and what is idle is to be seen
+        if others_gain(gate):            # the prediction may be too long, and the poll must detect an idle GPU
             again = now + max((again - now) / 4, look_every_ns(gate, now))
             return max(min(ends_ns(gate), again), now + LOOK_ENDED_LEAST_NS)
         return now + alone_ns(gate, now)
     if load32(&slot.want) and gate.waiters == 0 and gate.ahead.launches == 0 and not gate.calls:
         give_back(gate, now)
-    if vgpu_baton_over(gate, now):       # our turn may come any moment, and its work is to be seen
+    if vgpu_baton_over(gate, now):       # this process may get the baton at any moment, and must observe its work
         return now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_ALONE_NS)
     if gate.began_epoch and others_gain(gate):
         return min(ends_ns(gate), now + (LOOK_LEASED_NS if load32(&slot.want) else LOOK_IDLE_NS))
@@ -304,19 +308,21 @@ cdef void rest(Gate* gate, uint32_t change, int64_t due, int64_t until) noexcept
 
 
 cdef inline bint stands_still(const Gate* gate) noexcept nogil:
-    """Checkpointed, or about to be. Of a vGPU whose memory is swapped the driver still answers."""
+    """Whether the process is checkpointed, or about to be. Where a vGPU's memory is swapped, the driver still answers.
+    """
     return load32(&gate.grants.flags) & (GRANTS_STILL | GRANTS_AWAY) == GRANTS_STILL
 
 
 cdef void look_for_calls(Gate* gate) noexcept nogil:
-    """Without gate.lock: whoever has it may be in the driver itself. Nobody else takes a want back."""
+    """Check for threads in the driver while the vGPU is suspended. The caller does not hold gate.lock: the thread that
+    has it may itself be in the driver. No other thread clears a want."""
     gate.calls = stands_still(gate) and vgpu_is_calling()
     if gate.calls:
         vgpu_want(gate, now_ns())
 
 
 cdef inline bint no_lease_comes(const Gate* gate) noexcept nogil:
-    """For what is queued ahead, from the server that we know."""
+    """Whether the server of this grants page will give no lease to the work that is queued ahead."""
     return (
         superseded(gate) or silent_ns(gate) > gate.grants.grace_ns
         or is_removed(gate) or load32(&gate.grants.flags) & GRANTS_STILL != 0
@@ -343,19 +349,19 @@ cdef void* run(void* argument) noexcept nogil:
             (silent_ns(gate) > KNOCK_NS or load32(&gate.activity.broker_epoch) != gate.broker_epoch)
             and now_ns() - knocked_ns > KNOCK_NS
         ):
-            # Server and broker may have died together: then no process is left to change a word in our pages. Or the
-            # broker is another one, which may not know of us.
+            # Server and broker may have died together. Then no process is left to change a word in these pages. Or a
+            # new broker has started, which may not know this process.
             vgpu_reattach(gate)
             knocked_ns = now_ns()
         look_for_calls(gate)
         change = load32(&gate.grants.change)
         while not lock_soon(&gate.lock):
-            # Whoever has it may be in the driver, behind a thread that waits there for what was queued ahead.
+            # The thread that has the lock may be in the driver, behind a thread that waits for work queued ahead.
             if no_lease_comes(gate):
                 vgpu_give_turn(gate)
             else:
                 vgpu_open_turn(gate)
-            if gate.ahead.launches:      # asleep through a lease or a turn we would not be asked again
+            if gate.ahead.launches:      # the relay passes over a process that slept through a lease or a turn
                 vgpu_wait_ahead(gate, now_ns())
             look_for_calls(gate)
             storei64(&gate.slot.locked_out_ns, now_ns())
@@ -366,29 +372,30 @@ cdef void* run(void* argument) noexcept nogil:
         lock_release(&gate.lock)
         moves = vgpu_move(gate)
         rest(gate, change, due, min(again, moves) if moves else again)
-    while True:              # the process ends; the mutex is ours until it has
+    while True:              # the process ends; this thread keeps the mutex until then
         futex_wait(&all.stopping, 1, INT64_MAX)
 
 
 cdef void stop() noexcept nogil:
-    """At exit, before libcuda takes itself down: no driver call of ours is under way afterwards, and none begins."""
+    """Stop the gates at exit, before libcuda shuts down. Afterwards the hook has no driver call under way, and begins
+    none."""
     cdef State* all = state()
     cdef int64_t until = now_ns() + <int64_t>END_NS
     cdef bint locked
     cdef uint32_t i
     if all == NULL or not all.attached:
         return
-    for i in range(all.gate_count):          # with calls of the driver, which a process that stands still waits in
+    for i in range(all.gate_count):          # the driver's exit makes calls, in which a suspended process waits
         store32(&all.gates[i].slot.ends, 1)
     store32(&all.stopping, 1)
     for i in range(all.gate_count):
         locked = lock_soon(&all.gates[i].lock)
         while not locked and now_ns() < until:
-            vgpu_give_turn(&all.gates[i])    # whoever has it may be in the driver, behind what is queued ahead
+            vgpu_give_turn(&all.gates[i])    # the thread that has it may be in the driver, behind work queued ahead
             futex_wait(&all.stopping, 1, now_ns() + LOOK_LOCKED_NS)
             locked = lock_soon(&all.gates[i].lock)
-        if locked:                           # else a signal's handler has called exit, and it is this thread's for ever
-            backlog_seen_busy(&all.gates[i].backlog, now_ns())   # what is still running is the last we know
+        if locked:                           # else a signal handler called exit, and this very thread holds the lock
+            backlog_seen_busy(&all.gates[i].backlog, now_ns())   # running work is the last that the hook observes
             count(&all.gates[i])
             vgpu_let_go(&all.gates[i])
         all.gates[i].open = 1
@@ -401,7 +408,7 @@ cdef void stop() noexcept nogil:
 
 
 cdef public bint vgpu_take_slot(Slot* slot) noexcept nogil:
-    """A slot that the broker reserved is ours: this thread's death will be announced there."""
+    """Take a slot that the broker reserved. The kernel will mark this thread's death there."""
     return robust_hold(<uint32_t*>&slot.alive) == ROBUST_LOCKED and cas32(&slot.state, SLOT_RESERVED, SLOT_ACTIVE)
 
 
@@ -415,6 +422,7 @@ cdef public bint vgpu_start_thread(Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_stop_at_exit() noexcept nogil:
-    """Call after the driver's cuInit: exit handlers run in reverse order, so ours comes before the driver's."""
+    """Register ``stop``. Call it after the driver's cuInit: exit handlers run in reverse order, so ``stop`` runs before
+    the driver's handler."""
     if cas32(&state().exit_known, 0, 1):
         vgpu_at_exit(stop)

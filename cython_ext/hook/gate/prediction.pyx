@@ -1,4 +1,4 @@
-"""What is known of a launch before it is made: how long it should take, how much longer it may, whether to time it.
+"""The prediction for a launch before it is made: how long it should take, how much longer it may, whether to time it.
 
 The caller holds gate.lock.
 """
@@ -20,8 +20,8 @@ cdef enum:
 
 
 cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted) noexcept nogil:
-    """The learned lengths of the launch ``key`` behind the one with that hash, where it is counted once; completes the
-    key."""
+    """The learned lengths of the launch ``key`` behind the one with that hash. The launch is counted there once. The
+    function completes the key."""
     cdef Duration* known = NULL
     key.after = after
     if is_graph(key):
@@ -34,15 +34,16 @@ cdef Duration* entry_of(Gate* gate, LaunchKey* key, uint64_t after, bint counted
 
 
 cdef public const Duration* vgpu_recollect(Gate* gate, LaunchKey* key) noexcept nogil:
-    """What is learned of the launch ``key``, whatever is before it in its stream; it is counted, and the key completed.
-    Valid until the next call that takes the table."""
+    """The learned lengths of the launch ``key``, whatever is before it in its stream. The function counts the launch
+    and completes the key. The result is valid until the next call that takes the table."""
     return entry_of(gate, key, 0, 0)
 
 
 cdef public void vgpu_foresee(
     Gate* gate, LaunchKey* key, uint64_t after, bint counted, Prediction* foreseen
 ) noexcept nogil:
-    """Of the launch ``key`` behind the one with that hash; completes the key. ``counted``: it was asked for before."""
+    """Predict the launch ``key`` behind the one with that hash, and complete the key. ``counted``: this launch was
+    predicted, and counted, before."""
     cdef Duration* known = entry_of(gate, key, after, counted)
     cdef bint doubted = is_graph(key) and graph_doubted(&gate.graphs, key.handle)
     cdef int64_t learned_ns = durations_predict(&gate.durations, known)

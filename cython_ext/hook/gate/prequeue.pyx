@@ -1,14 +1,15 @@
 """Launches into the driver's queue ahead of the lease, behind a word that the GPU waits for (logic/prequeue.pxd).
 
 The word is ``Slot.turn``: the newest epoch whose work may run. Each stream waits for it once per lease
-(cuStreamWaitValue32, the same comparison as epoch_reached), and whoever finds the lease begun advances it: a launching
-thread, the hook thread, or, if both are held up, the broker's relay. To advance it takes no call to the driver, which
-another thread of the application may have locked while it waits for that very queue.
+(cuStreamWaitValue32, the same comparison as epoch_reached). The thread that first finds the lease begun advances the
+word. It is a launching thread, the hook thread, or, if both are held up, the broker's relay. Advancing takes no call to
+the driver. Reason: another thread of the application may hold the driver's lock while it waits for that very queue.
 
-Only where it is simple, and else a launch waits in the gate as ever: temporal mode, one vGPU in the process and one
-process in the vGPU, no capture open, streams that any thread can name, of the context in which the word is registered.
-(Under MPS a killed client would leave its neighbours beside work that waits for ever.) ``vgpu_let_go`` is for whatever
-ends that: the exit, a lost server, a removed vGPU, a context that dies. ``VGPU_AHEAD=0`` switches it off.
+The hook queues ahead only in simple cases; else a launch waits in the gate. The mode is temporal. The process has one
+vGPU, and the vGPU one process. No capture is open. Any thread can name the stream, and the stream is of the context in
+which the word is registered. (Under MPS a killed client would leave its neighbours beside work that waits for ever.)
+``vgpu_let_go`` ends the wait for the exit, a lost server, a removed vGPU and a context that dies. ``VGPU_AHEAD=0``
+switches queueing ahead off.
 
 Unless said otherwise the caller holds ``gate.lock``.
 """
@@ -40,12 +41,12 @@ cdef enum:
     PAGE_BYTES = 4096
     HOST_REGISTER_DEVICEMAP = 2
     WAIT_VALUE_GEQ = 0
-    SETTLE_LOOK_NS = 200_000     # the hook thread releases; this is how soon it is seen at the latest
+    SETTLE_LOOK_NS = 200_000     # the hook thread releases the queue; the wait finds that within this time
 
 
 cdef bint word_ready(Gate* gate, const Stream* stream) noexcept nogil:
-    """Whether the stream can see our word; made so at the first call, for those of its context alone. What is
-    registered goes with the context in which it was, whoever still waits for it elsewhere."""
+    """Whether the stream can wait for ``Slot.turn``. The first call registers the word in the stream's context, for the
+    streams of that context alone. The registration ends with that context, even if streams elsewhere still wait."""
     cdef size_t page = <size_t>&gate.slot.turn & ~(<size_t>PAGE_BYTES - 1)
     cdef unsigned long long address = 0
     cdef const char* wish
@@ -75,7 +76,7 @@ cdef void advance(uint32_t* turn, uint32_t epoch) noexcept nogil:
 
 
 cdef int64_t most_ns(const Gate* gate) noexcept nogil:
-    """How much work may be queued ahead: no more than the window, nor than half of what the last lease was long."""
+    """How much work may be queued ahead: at most the window, and at most half of the last lease's length."""
     return min(gate.window_ns, gate.length_ns / 2)
 
 
@@ -94,8 +95,8 @@ cdef bint possible(Gate* gate, const Stream* stream) noexcept nogil:
 
 
 cdef bint left_behind(Gate* gate) noexcept nogil:
-    """An event behind what each stream has: the last marker is not the last of every stream where two threads launch,
-    and the streams themselves cannot be asked once they wait for our turn. 0: not every stream could be marked."""
+    """Put an event behind the work of each stream. Reason: where two threads launch, the last marker is not the last
+    in every stream. The streams cannot be queried once they wait for ``Slot.turn``. 0: not every stream got one."""
     cdef Stream* stream
     cdef bint done = 1
     cdef int mode = relax()
@@ -113,7 +114,8 @@ cdef bint left_behind(Gate* gate) noexcept nogil:
 
 
 cdef bint arm(Gate* gate, const Stream* stream) noexcept nogil:
-    """The first of a queue: what ran under the lease before is told apart, and the word is behind."""
+    """Prepare for the first launch of a queue: events separate the work of the lease before, and the word is behind the
+    epoch that is waited for."""
     cdef uint32_t last = load32(&gate.slot.last_epoch)
     cdef uint32_t turn = load32(&gate.slot.turn)
     if gate.began_epoch != 0 or last == 0 or load32(&gate.submitting):
@@ -123,7 +125,7 @@ cdef bint arm(Gate* gate, const Stream* stream) noexcept nogil:
         return 0
     gate.turn = last + 1 + (last + 1 == 0)
     if epoch_reached(turn, gate.turn):
-        return 0             # let go without a lease: only the next lease sets it right
+        return 0             # the queue was let go without a lease: only the next lease corrects the word
     if turn != last and not cas32(&gate.slot.turn, turn, last):
         return 0
     gate.over_markers = <int32_t>gate.backlog.count
@@ -132,7 +134,7 @@ cdef bint arm(Gate* gate, const Stream* stream) noexcept nogil:
 
 
 cdef bint held_back(Gate* gate, Stream* stream) noexcept nogil:
-    """The stream waits for our turn; made so once."""
+    """Make the stream wait for ``Slot.turn``, once per queue."""
     cdef int mode
     cdef bint done
     if stream.turn == gate.turn:
@@ -150,8 +152,8 @@ cdef bint held_back(Gate* gate, Stream* stream) noexcept nogil:
 cdef public bint vgpu_queue_ahead(
     Gate* gate, int index, int64_t learned_ns, int64_t excess_ns, bint programmatic
 ) noexcept nogil:
-    """A launch that has no lease, into the stream at ``index``: 1 if it may be submitted all the same, and is counted;
-    0 if it must wait."""
+    """Queue a launch without a lease into the stream at ``index``. 1: the launch may be submitted, and is counted.
+    0: it must wait."""
     cdef Stream* stream = &gate.streams[index]
     cdef int64_t most = most_ns(gate)
     cdef bint turned = gate.ahead_stream != index
@@ -177,7 +179,7 @@ cdef public bint vgpu_queue_ahead(
 
 
 cdef void join(Gate* gate, int64_t now) noexcept nogil:
-    """What is queued ahead is about to run: into the backlog."""
+    """The work queued ahead is about to run: move it into the backlog."""
     gate.backlog.discard = not gate.lease_sampled
     ahead_release(&gate.ahead, &gate.backlog, now, epoch_reached(load32(&gate.slot.turn), gate.turn))
     gate.marked_stream = gate.ahead_stream
@@ -186,20 +188,21 @@ cdef void join(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef public void vgpu_release_ahead(Gate* gate, uint32_t epoch, int64_t now) noexcept nogil:
-    """The lease of ``epoch`` has begun. If a process has come beside us since, and it is its turn: later."""
+    """The lease of ``epoch`` has begun: release the work queued ahead. If another process of the vGPU has the baton
+    now, the release comes later."""
     cdef uint32_t launches = gate.ahead.launches
     cdef int64_t work_ns = gate.ahead.work_ns
     if launches == 0 or vgpu_baton_over(gate, now) or not vgpu_publish_submission(gate, epoch, 0, now):
         return
     join(gate, now)
-    # a lease that was given back and taken back again is the one before: its successor's turn has come, then
+    # a lease that was returned and taken back is the one before: the word then advances to its successor's epoch
     advance(&gate.slot.turn, epoch if epoch_reached(epoch, gate.turn) else gate.turn)
     vgpu_log(b"released: launches, ns", launches, work_ns)
 
 
 cdef public int64_t vgpu_turn_opens_ns(Gate* gate, const Plan* plan, int64_t now) noexcept nogil:
-    """When the lease begins that work is queued ahead of, unless a GO comes before; FOREVER_NS if nobody knows. When
-    it is due is noted."""
+    """When the lease begins that work is queued ahead of, unless a GO comes before; FOREVER_NS: not known. Its due time
+    goes into ``turn_due_ns``."""
     cdef GateState view
     gate.turn_due_ns = FOREVER_NS
     if gate.ahead.launches == 0:
@@ -210,7 +213,8 @@ cdef public int64_t vgpu_turn_opens_ns(Gate* gate, const Plan* plan, int64_t now
 
 
 cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
-    """Only the word: for the hook thread, where it cannot have the lock. The books follow when it has."""
+    """Advance the word alone, in the hook thread, while another thread has the lock. The backlog follows under the
+    lock."""
     cdef GateState view
     cdef Plan plan
     cdef const Lease* lease
@@ -231,20 +235,21 @@ cdef public void vgpu_open_turn(Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_give_turn(Gate* gate) noexcept nogil:
-    """Only the word, lease or not: the process ends, or no lease will come. The books follow with the lock."""
+    """Advance the word alone, with or without a lease: the process ends, or no lease will come. The backlog follows
+    under the lock."""
     if gate.ahead.launches:
         advance(&gate.slot.turn, gate.turn)
 
 
 cdef public void vgpu_admit_release(Gate* gate) noexcept nogil:
-    """Somebody has advanced the word in a lease that was over before we could: it runs, and the books shall say so."""
+    """Where the relay has advanced the word in a lease that is over now, the work runs. Move it into the backlog."""
     if gate.ahead.launches and epoch_reached(load32(&gate.slot.turn), gate.turn):
         vgpu_let_go(gate)
 
 
 cdef public void vgpu_settle_ahead() noexcept nogil:
-    """Wait for the lease that work is queued ahead of, before a call in which the driver would wait for that work and
-    keep every other thread out meanwhile (cuMemFree, measured on an H200)."""
+    """Wait for the lease that work is queued ahead of. The caller is about to call the driver, which would wait for
+    that work and block every other thread meanwhile (cuMemFree, measured on an H200)."""
     cdef State* all = state()
     cdef Gate* gate
     cdef uint32_t change
@@ -258,7 +263,7 @@ cdef public void vgpu_settle_ahead() noexcept nogil:
 
 
 cdef public void vgpu_let_go(Gate* gate) noexcept nogil:
-    """No lease will come for what is queued ahead, or it may not wait for one: let it run."""
+    """No lease will come for the work queued ahead, or the work may not wait for one: let it run."""
     if gate.ahead.launches == 0:
         return
     vgpu_log(b"let go: launches, ns", gate.ahead.launches, gate.ahead.work_ns)

@@ -6,7 +6,7 @@ from cython_ext.hook.state cimport CAPTURE_RELAXED
 
 
 cdef inline int relax() noexcept nogil:
-    """Before driver calls of ours: the thread's capture mode, for ``restore``."""
+    """Before the hook's own driver calls: the thread's capture mode, for ``restore``."""
     cdef int mode = CAPTURE_RELAXED
     real_cuThreadExchangeStreamCaptureMode(&mode)
     return mode

@@ -1,8 +1,8 @@
-"""What the hook notes while somebody records (vgpuctl trace): where it looks at the driver anyway, or spares
-itself that (logic/poll_skip.pxd), never for a launch into a busy queue.
+"""The records that the hook writes while a client records (vgpuctl trace). It writes them where it queries the driver
+anyway, or skips that query (logic/poll_skip.pxd), but never for a launch into a busy queue.
 
-Off, each of these is one load of a word that is in the cache. The caller holds ``gate.lock``: so the process is its
-ring's only writer.
+With recording off, each function is one load of a word that is in the cache. The caller holds ``gate.lock``: so the
+process is its ring's only writer.
 """
 
 from libc.stdint cimport int64_t, uint32_t
@@ -26,7 +26,7 @@ cdef public void vgpu_trace_idle(Gate* gate, int64_t since_ns) noexcept nogil:
 
 
 cdef public void vgpu_trace_busy(Gate* gate) noexcept nogil:
-    """A regular look: what has been going on for long is told so far."""
+    """At a regular poll, record a long busy interval up to now in parts."""
     cdef int64_t begin_ns = 0, end_ns = 0
     if traced(gate) and trace_part(&gate.backlog, &gate.told_ns, &begin_ns, &end_ns):
         trace_put(gate.ring, &gate.slot.traced, TRACE_BUSY, begin_ns, end_ns, 0)
@@ -42,7 +42,7 @@ cdef public void vgpu_trace_launch(Gate* gate, const LaunchKey* key, int64_t las
 
 
 cdef public void vgpu_trace_drain(Gate* gate, uint32_t epoch) noexcept nogil:
-    """The lease ``epoch`` has drained, and the window is what it taught."""
+    """The lease ``epoch`` has drained, and the window was adapted by it."""
     cdef int64_t end_ns = gate.over_end_ns if gate.over_end_ns < FOREVER_NS else 0
     if traced(gate):
         trace_put(

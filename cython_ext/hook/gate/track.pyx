@@ -1,15 +1,15 @@
-"""What the hook asks of the driver for itself: markers behind launches, timed samples, and whether everything has
-drained.
+"""The hook's own questions to the driver: markers behind launches, timed samples, and whether everything has drained.
 
 Rules that every call here keeps:
 
-* it runs with the thread's capture mode RELAXED (relaxed.pxd);
-* nothing is recorded in the legacy stream while a blocking stream of its context captures (events.pxd);
-* while a capture is open in the process, no stream is asked about its work (it may have joined the capture, and the
-  question would end it): what is known then comes from markers set before, or in a stream that has not joined;
-* a thread's own default stream can be named by that thread alone, so its launches are marked by it, one by one, unless
-  they overlap with each other: then an event in the legacy stream, behind all of them, tells of their drain;
-* handles that die (streams, contexts) are dropped before the driver drops them (teardown.pyx).
+* It runs with the thread's capture mode RELAXED (relaxed.pxd).
+* It records nothing in the legacy stream while a blocking stream of its context captures (events.pxd).
+* While a capture is open in the process, it asks no stream about its work. Reason: the stream may have joined the
+  capture, and the question would end that. Then the hook knows only what markers show. Those were set before, or in a
+  stream that has not joined.
+* Only a thread itself can name its own default stream. So the thread marks its launches there one by one. Where they
+  overlap with each other, one event in the legacy stream, behind all of them, shows their drain.
+* The hook drops handles that die (streams, contexts) before the driver does (teardown.pyx).
 
 Unless said otherwise the caller holds ``gate.lock``.
 """
@@ -53,7 +53,8 @@ cdef enum:
 # --- streams
 
 cdef inline void* context_of(void* handle) noexcept nogil:
-    """The stream's (normalised), which need not be the current one; a default stream is the current one's."""
+    """The context of the stream (normalised), which need not be the current one. A default stream is of the current
+    context."""
     cdef void* context = NULL
     if <size_t>handle > OWN_HANDLE and real_cuStreamGetCtx(handle, &context) == CUDA_SUCCESS:
         return context
@@ -61,7 +62,7 @@ cdef inline void* context_of(void* handle) noexcept nogil:
 
 
 cdef void leave_place(Gate* gate, int index) noexcept nogil:
-    """Another stream comes into that place: what the one before has is under a marker."""
+    """Another stream takes that place: put the work of the stream before under a marker."""
     cdef int mode
     if gate.untracked and gate.streams[index].dirty:
         mode = relax()
@@ -75,7 +76,7 @@ cdef void leave_place(Gate* gate, int index) noexcept nogil:
 
 cdef public int vgpu_stream_index(Gate* gate, void* handle) noexcept nogil:
     """The place of a stream (normalised: 1 legacy, 2 the thread's own, in the current context) among those known to the
-    gate. Its context is its own, whichever is current: with that one it ends."""
+    gate. A stream belongs to its own context, whichever is current, and ends with that."""
     cdef bint default = <size_t>handle <= OWN_HANDLE
     cdef void* context = current_context() if default else NULL
     cdef Thread* owner = <Thread*>vgpu_thread if <size_t>handle == OWN_HANDLE else NULL
@@ -122,14 +123,15 @@ cdef public void vgpu_mark(Gate* gate) noexcept nogil:
     event = record(gate, &gate.streams[gate.marked_stream], 0, 0)
     restore(mode)
     if load32(&gate.submitting):
-        gate.outrun = 1      # another thread's launch is on its way to the driver, perhaps into that stream
+        gate.outrun = 1      # another thread is just submitting a launch, perhaps into that stream
     if event >= 0 and not backlog_mark(&gate.backlog, event):
         give_event(gate, event)
 
 
 cdef public void vgpu_mark_launch(Gate* gate, int index, void* handle) noexcept nogil:
-    """The same behind a launch that has just reached the driver, in the stream (normalised) at ``index``: a marker of
-    its own, if another thread has launched into another stream meanwhile, whose markers say nothing of this one."""
+    """The same behind a launch that has just reached the driver, in the stream (normalised) at ``index``. The launch
+    gets a marker of its own if another thread has launched into another stream meanwhile. Markers in that stream show
+    nothing of this launch."""
     cdef int mode, event
     if gate.marked_stream == index:
         vgpu_mark(gate)
@@ -158,8 +160,8 @@ cdef public void vgpu_mark_ahead(Gate* gate) noexcept nogil:
 cdef public int vgpu_sample_begin(
     Gate* gate, const LaunchKey* key, int stream, bint empty, bint cold, int64_t least_ns
 ) noexcept nogil:
-    """Time the launch that follows; the sample's index, or -1. ``empty``: nothing is queued before it; ``cold``: it may
-    be the first ever, for which the host loads code; ``least_ns``: what takes less is not learned."""
+    """Time the launch that follows; the sample's index, or -1. ``empty``: nothing is queued before it. ``cold``: it may
+    be the first ever, for which the host loads code. ``least_ns``: a shorter sample is not learned."""
     cdef Sample* sample
     cdef int i, mode
     for i in range(SAMPLES):
@@ -215,7 +217,8 @@ cdef public int vgpu_sample_metered(
 
 
 cdef inline bint has_host_time(Gate* gate, const Sample* sample) noexcept nogil:
-    """A launch behind a queue that ran empty before the GPU had it, or one that took the host long."""
+    """Whether the sample contains host time: the queue ran empty before the launch reached the GPU, or the launch took
+    the host long."""
     return sample.host_ns > HOST_MOST_NS if sample.began_ns else done(gate, sample.start)
 
 
@@ -225,7 +228,7 @@ cdef inline void forget_first(Gate* gate, const Sample* sample) noexcept nogil:
 
 
 cdef public void vgpu_sample_void(Gate* gate, int index) noexcept nogil:
-    """Nothing follows its start: there was no launch."""
+    """Drop the sample: no launch followed its start event."""
     forget_first(gate, &gate.samples[index])
     give_event(gate, gate.samples[index].start)
     gate.samples[index].used = 0
@@ -233,7 +236,7 @@ cdef public void vgpu_sample_void(Gate* gate, int index) noexcept nogil:
 
 
 cdef public bint vgpu_sample_end(Gate* gate, int index, int stream) noexcept nogil:
-    """The launch has been submitted. 0: it tells nothing, and the sample is void."""
+    """The launch has been submitted. 0: the sample is of no use, and void."""
     cdef Sample* sample = &gate.samples[index]
     cdef int mode = relax()
     if sample.began_ns:
@@ -247,7 +250,7 @@ cdef public bint vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
 
 
 cdef void prove(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
-    """What a graph's sample says of the updates before it."""
+    """Judge a graph's updates by the sample behind them."""
     cdef const Duration* known = durations_find(&gate.durations, &sample.key)
     cdef int64_t learned_ns = UNKNOWN_NS if known == NULL else durations_predict(&gate.durations, known)
     graph_timed(&gate.graphs, sample.key.handle, sample.updates, learned_ns, lasted_ns)
@@ -262,8 +265,8 @@ cdef void learn_one(Gate* gate, const Sample* sample, int64_t lasted_ns, int64_t
 
 
 cdef inline void note_pair(Gate* gate, int64_t lasted_ns) noexcept nogil:
-    """Two events with nothing between them, into an empty queue. Of what they are apart, beyond the host's time, about
-    a quarter is in the sample of a launch beyond what that takes in a dense queue (measured on H100s,
+    """Note two events with nothing between them, in an empty queue. Their distance, less the host's time, is an
+    overhead. A launch's sample has about a quarter of it beyond the launch's time in a dense queue (measured on H100s,
     tests/gpu/test_meter.py). The least of several counts: a host may be late for many reasons."""
     lasted_ns = min(max(lasted_ns, <int64_t>0), <int64_t>PAIR_MOST_NS)
     gate.pair_ns = min(gate.pair_ns, lasted_ns) if gate.pairs else lasted_ns
@@ -282,7 +285,7 @@ cdef inline int64_t believed(Gate* gate, const Sample* sample, int64_t lasted_ns
 
 
 cdef void learn(Gate* gate, int64_t now) noexcept nogil:
-    """Samples whose end has passed become durations."""
+    """Turn samples whose end event has passed into durations."""
     cdef Sample* sample
     cdef int64_t elapsed_ns, lasted_ns
     cdef bint cold
@@ -318,7 +321,7 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
-    """Look at the markers, oldest first, and bring prediction and durations up to date."""
+    """Query the markers, oldest first, and update prediction and durations."""
     cdef uint64_t event
     cdef int64_t since_ns = gate.backlog.since_ns
     cdef int mode
@@ -337,7 +340,7 @@ cdef public void vgpu_collect(Gate* gate, int64_t now) noexcept nogil:
     restore(mode)
 
 
-# --- untracked work that must be remembered by events, because its streams may soon not be asked any more
+# --- events that stand for untracked work, because the driver may soon not be asked about its streams any more
 
 cdef bint leave_behind(Gate* gate, Stream* stream, bint held) noexcept nogil:
     cdef int event
@@ -372,7 +375,8 @@ cdef bint some_dirty(const Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_leave_all_behind(Gate* gate) noexcept nogil:
-    """A stream that gets work after this is told of anew (a new round). Nothing, if somebody is submitting just now."""
+    """Put an event behind each stream's work. A stream that gets work after this is announced anew (a new round).
+    Where a thread is submitting just now, nothing happens."""
     cdef Stream* stream
     cdef uint32_t i
     cdef int mode
@@ -388,8 +392,8 @@ cdef public void vgpu_leave_all_behind(Gate* gate) noexcept nogil:
 
 
 cdef void leave_unjoined_behind(Gate* gate) noexcept nogil:
-    """The same while a capture is open, of streams that have not joined it. If one has since, the event may be a part
-    of it, and must not be asked about. The caller holds captures_lock."""
+    """The same while a capture is open, for streams that have not joined it. If a stream has joined since, its event
+    may be a part of the capture, and must not be queried. The caller holds captures_lock."""
     cdef Stream* stream
     cdef uint32_t i
     for i in range(gate.stream_count):
@@ -408,8 +412,8 @@ cdef void leave_unjoined_behind(Gate* gate) noexcept nogil:
 # --- drains
 
 cdef bint all_outside(Gate* gate) noexcept nogil:
-    """Whether nobody is between check and submission. After a new round, this says as well that whoever comes next
-    sees it."""
+    """Whether no thread is between check and submission. After a new round, a true result also means that each later
+    launch reads that round."""
     cdef Thread* thread = state().threads
     if gate.fences or not gate.untracked:
         fence()
@@ -424,15 +428,15 @@ cdef bint all_outside(Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_outdate_probe(Gate* gate) noexcept nogil:
-    """A thread's own default stream gets work that the event, if there is one, is not behind."""
+    """A thread's own default stream gets work, so the probe event, if there is one, is not behind all of it."""
     if gate.probe >= 0:
         give_event(gate, gate.probe)
         gate.probe = -1
 
 
 cdef inline bint overlaps_now(const Gate* gate) noexcept nogil:
-    """Launches in a thread's own stream follow each other closely: an event in the legacy stream would come between two
-    that overlap, and work is there in any case."""
+    """Whether launches in a thread's own stream follow each other closely. Then an event in the legacy stream would
+    come between two that overlap. The stream has work in any case."""
     return (
         gate.own_unmarked and not gate.untracked and gate.over_epoch == 0
         and now_ns() - loadi64(&gate.slot.last_submit_ns) < OVERLAPS_NS
@@ -440,8 +444,9 @@ cdef inline bint overlaps_now(const Gate* gate) noexcept nogil:
 
 
 cdef bint own_streams_busy(Gate* gate, void* context) noexcept nogil:
-    """Unmarked work in threads' own default streams of the current context: an event in its legacy stream completes
-    after all of it. (A marker in another stream may have closed its stretch, so the backlog does not tell.)"""
+    """Whether threads' own default streams of the current context have unmarked work. An event in the context's legacy
+    stream completes after all of it. The backlog does not show this: a marker in another stream may have closed its
+    stretch."""
     cdef Stream legacy
     cdef uint32_t i
     if overlaps_now(gate):
@@ -463,8 +468,8 @@ cdef bint own_streams_busy(Gate* gate, void* context) noexcept nogil:
 
 
 cdef bint streams_busy(Gate* gate, bint anywhere) noexcept nogil:
-    """Ask each stream with work of ours, the threads' own ones last. ``anywhere``: this thread is ours, it may change
-    its current context."""
+    """Query each stream that has work of this process, the threads' own ones last. ``anywhere``: this is the hook
+    thread, which may change its current context."""
     cdef void* context = NULL if anywhere else current_context()
     cdef bint own, unmarked = gate.untracked or gate.own_unmarked
     cdef Stream* stream
@@ -484,17 +489,18 @@ cdef bint streams_busy(Gate* gate, bint anywhere) noexcept nogil:
 
 
 cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept nogil:
-    """Whether everything submitted so far has run; if so, the books say it.
+    """Whether everything submitted so far has run; if so, the backlog is emptied.
 
-    Untracked work: first a new round (who launches from here on tells again), then nobody may be between check and
-    submission, then the streams are asked. So a launch is either seen by this look or announced anew.
+    Untracked work takes three steps. A new round begins, so that a thread that launches from here on announces again.
+    No thread may be between check and submission. Then the streams are queried. So a launch is either found by this
+    query or announced anew.
     """
     cdef State* all = state()
     cdef int64_t since_ns
     cdef bint was_busy, busy
     cdef int mode
     cdef uint32_t i
-    if gate.ahead.launches:  # streams wait for our turn: only markers tell what ran under the lease before
+    if gate.ahead.launches:  # streams wait for ``Slot.turn``: only markers show what ran under the lease before
         vgpu_collect(gate, now)
         mode = relax()
         busy = gate.backlog.busy or left_busy(gate)
@@ -504,9 +510,9 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
         store32(&gate.round, gate.round + 1)
     if load32(&gate.submitting) or load32(&all.dying) or not all_outside(gate):
         return 0
-    lock_acquire(&all.captures_lock)                     # no capture begins while we ask
+    lock_acquire(&all.captures_lock)                     # no capture begins during the query
     mode = relax()
-    if all.captures:         # only events may be looked at (vgpu_collect has, at the markers)
+    if all.captures:         # only events may be queried (vgpu_collect has queried the markers)
         if gate.untracked:
             leave_unjoined_behind(gate)
         busy = some_dirty(gate) if gate.untracked else gate.backlog.busy
@@ -524,7 +530,7 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
         backlog_seen_busy(&gate.backlog, now)
         return 0
     if gate.untracked:
-        backlog_seen_busy(&gate.backlog, now)            # what nobody measured counts as busy
+        backlog_seen_busy(&gate.backlog, now)            # unmeasured time counts as busy
     forget_markers(gate)
     was_busy = gate.backlog.busy         # its last marker may have been found a moment ago
     since_ns = gate.backlog.since_ns
@@ -540,9 +546,9 @@ cdef public bint vgpu_drained(Gate* gate, int64_t now, bint anywhere) noexcept n
 
 
 cdef public bint vgpu_may_be_spared(const Gate* gate, int index) noexcept nogil:
-    """Whether a launch into the stream at ``index`` may go without the driver's word that the queue has run: all that
-    has not, by its word, is in that stream, so that the launch comes after it, and under the same lease. Then nobody
-    hears of a drain before it, however wrong the prediction was."""
+    """Whether a launch into the stream at ``index`` may go without a query of whether the queue has run. All work not
+    known to have run is in that stream, and under the same lease. So the launch comes after it. No drain is reported
+    before it, however wrong the prediction was."""
     return not (
         gate.marked_stream != index or gate.backlog.count or gate.backlog.unknown or gate.untracked
         or gate.own_unmarked or gate.outrun or gate.left_count or gate.ahead.launches or gate.over_epoch
@@ -551,14 +557,14 @@ cdef public bint vgpu_may_be_spared(const Gate* gate, int index) noexcept nogil:
 
 
 cdef public void vgpu_drained_as_predicted(Gate* gate, int64_t now) noexcept nogil:
-    """For such a launch, as it is submitted: what was before it has run when it was predicted to, the books say."""
+    """Where the query was spared, the backlog takes the work before the launch to have run when it was predicted to."""
     cdef int64_t since_ns = gate.backlog.since_ns
     backlog_drained(&gate.backlog, now)
     vgpu_trace_idle(gate, since_ns)
 
 
 cdef void forget_markers(Gate* gate) noexcept nogil:
-    """The tags of the markers are ours again; samples stay until their events were read."""
+    """Free the markers' events. Samples stay until their events were read."""
     cdef uint32_t i
     for i in range(gate.backlog.count):
         give_event(gate, <int>gate.backlog.marked[(gate.backlog.head + i) % 128].tag)

@@ -1,8 +1,8 @@
-"""CUDA arrays: charged for what the driver says they need, which depends on its own layout of textures.
+"""CUDA arrays: charged for the size that the driver reports, which depends on its own layout of textures.
 
-It says so of an array whose memory is mapped later alone (CUDA_ARRAY3D_DEFERRED_MAPPING), so one of the same shape is
-made, asked and destroyed first: it takes no memory. What the program makes like that costs nothing before it maps
-memory of cuMemCreate's, which is charged as such.
+The driver reports it only for an array whose memory is mapped later (CUDA_ARRAY3D_DEFERRED_MAPPING). So the hook first
+makes a twin of the same shape, queries it, and destroys it: the twin takes no memory. A program's own array of that
+kind costs nothing before the program maps memory of cuMemCreate's, which is charged as such.
 """
 
 from libc.stdint cimport uint64_t
@@ -63,8 +63,8 @@ cdef struct Requirements:        # CUDA_ARRAY_MEMORY_REQUIREMENTS
 
 
 cdef uint64_t asked_bytes(const Shape* shape, unsigned int levels) noexcept nogil:
-    """The elements alone, should the driver not tell what it needs. A format that is not known here counts as if of
-    four bytes, levels below the first as a third of it together."""
+    """The elements alone, where the driver does not report what it needs. A format that is not known here counts as if
+    of four bytes, levels below the first as a third of it together."""
     cdef uint64_t element = 4
     if shape.format in (0x01, 0x08):
         element = 1
@@ -101,7 +101,7 @@ ctypedef int (*Create)(void**, const void*) noexcept nogil
 
 
 cdef int create(void** array, const void* descriptor, const Shape* shape, Create real) noexcept nogil:
-    """``descriptor``, in whatever version ``real`` takes it, says ``shape``."""
+    """``descriptor``, in the version that ``real`` takes, has the ``shape``."""
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t size = needed_bytes(gate, shape, 0) if gate != NULL else 0
     if size == 0:

@@ -1,14 +1,14 @@
-"""Memory that graphs allocate (memory nodes, stream-ordered allocations under a capture): a vGPU pays for what the
-driver has taken for its graphs, as it does for a pool (pools.pyx).
+"""Memory that graphs allocate (memory nodes, stream-ordered allocations under a capture). The vGPU is charged for what
+the driver has taken for its graphs, as for a pool (pools.pyx).
 
 The driver takes memory when a graph is uploaded or launched, keeps it for the next launch, and gives it back when the
-device's graph memory is trimmed. So before a graph that allocates is launched for the first time, or the first time
-after memory went back to the card, what its nodes hold at once is reserved, the graph is uploaded, and the device is
-asked what that has taken. Beyond the limit the launch fails, and what nobody runs is trimmed. A launch after that costs
-a look into a table. It is checked before the gate, where most are refused, and again behind it: what the graph had may
-have been trimmed while it waited. From there to the driver nothing is trimmed (``Gate.graphs_under_way``). Graphs share
-memory as the driver thinks fit: what a later launch takes after all, because others that shared run now, is charged at
-the next synchronisation.
+device's graph memory is trimmed. A graph's first launch, and its first one after memory went back to the card, takes
+three steps. The hook reserves what the graph's nodes hold at once, uploads the graph, and asks the device what that has
+taken. Beyond the limit the launch fails, and memory of graphs that do not run is trimmed. A launch after that costs one
+table lookup. The hook checks before the gate, where most launches are refused, and again behind it. Reason: the graph's
+memory may have been trimmed while it waited. From there to the driver no thread trims (``Gate.graphs_under_way``).
+The driver lets graphs share memory at its choice. A later launch may take more, since graphs that shared run at once
+now. That is charged at the next synchronisation.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -123,7 +123,7 @@ cdef void note(void* executable, void* graph) noexcept nogil:
     needs.sizes.blocks = NULL
     count_nodes(graph, &needs, 0)
     alloc_clear(&needs.sizes)
-    vgpu_graph_dies(executable)          # the driver may give a handle anew whose graph died with its context
+    vgpu_graph_dies(executable)          # the driver may reuse the handle of a graph that died with its context
     for i in range(state().gate_count if needs.device != NO_DEVICE else 0):
         if state().gates[i].device == needs.device:
             block.address = <uint64_t>executable
@@ -149,7 +149,7 @@ cdef public void vgpu_graph_dies(void* executable) noexcept nogil:
 # --- what the driver has taken
 
 cdef public bint vgpu_ask_graphs(const Gate* gate, uint64_t* taken, uint64_t* used) noexcept nogil:
-    """Of the device, for graphs of this process. 0: the driver does not say."""
+    """What the device has taken for graphs of this process. 0: the driver does not report it."""
     return (
         real_cuDeviceGetGraphMemAttribute(gate.device, RESERVED, taken) == CUDA_SUCCESS
         and real_cuDeviceGetGraphMemAttribute(gate.device, USED, used) == CUDA_SUCCESS
@@ -157,7 +157,8 @@ cdef public bint vgpu_ask_graphs(const Gate* gate, uint64_t* taken, uint64_t* us
 
 
 cdef public void vgpu_trim_graphs(Gate* gate) noexcept nogil:
-    """The caller holds pools_lock. First nobody relies on what there is any more; who did already is let through."""
+    """Trim the device's graph memory. First no new launch relies on the present memory; launches that already do go
+    through. The caller holds pools_lock."""
     add64(&gate.graph_round, 1)
     fence()
     if load32(&gate.graphs_under_way) == 0:
@@ -192,13 +193,14 @@ cdef void remember(void* executable, uint64_t round) noexcept nogil:
 
 
 cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil:
-    """Before a launch of one of ``State.executables``, perhaps, and before its gate: CUDA_SUCCESS, and it has its
-    memory, or out of memory. What else may be wrong the launch will say."""
+    """Before a launch that may be of one of ``State.executables``, and before its gate. CUDA_SUCCESS: the graph has its
+    memory. Else: out of memory. The launch itself reports any other fault."""
     return take(own, executable, stream, 1)
 
 
 cdef int take(bint own, void* executable, void* stream, bint outside) noexcept nogil:
-    """``outside``: of any gate. Who is inside a launch is waited for by others, and waits for no charge."""
+    """``outside``: of any gate. A thread inside a launch does not wait for a charge, since other threads wait for it.
+    """
     cdef Block block
     cdef Block* known
     cdef uint64_t round = 0
@@ -217,7 +219,7 @@ cdef int take(bint own, void* executable, void* stream, bint outside) noexcept n
     if answer == POOL_REFUSED:
         return CUDA_ERROR_OUT_OF_MEMORY
     round = load64(&state().gates[block.flags].graph_round) + 1      # room may have been made for it
-    mode = relax()           # a launch is allowed whatever captures meanwhile; who knows of an upload
+    mode = relax()           # the driver allows a launch during any capture; perhaps not an upload
     result = real_cuGraphUpload_ptsz(executable, stream) if own else real_cuGraphUpload(executable, stream)
     restore(mode)
     if answer == POOL_GRANTED and not vgpu_pool_end(block.flags + 1, block.bytes, result == CUDA_SUCCESS):
@@ -230,8 +232,8 @@ cdef int take(bint own, void* executable, void* stream, bint outside) noexcept n
 
 
 cdef public int vgpu_graph_goes(bint own, void* executable, void* stream, Gate** gate) noexcept nogil:
-    """Behind the gate, with the launch to follow: as ``vgpu_graph_takes``, and nobody trims until ``vgpu_graph_went``
-    was told of ``gate``."""
+    """Behind the gate, with the launch to follow: as ``vgpu_graph_takes``. No thread trims until ``vgpu_graph_went`` is
+    called with ``gate``."""
     cdef Block* known
     cdef int result
     gate[0] = NULL
@@ -251,7 +253,7 @@ cdef public int vgpu_graph_goes(bint own, void* executable, void* stream, Gate**
         vgpu_graph_went(gate[0])
         result = take(own, executable, stream, 0)
         if not has_memory(executable):
-            break            # its upload fails, and so may the launch: that is for it to say
+            break            # its upload fails, and so may the launch, which then reports that
     gate[0] = NULL
     return result
 
@@ -296,8 +298,7 @@ cdef public int cuGraphInstantiateWithFlags(void** executable, void* graph, unsi
 
 
 cdef int instantiate(bint own, void** executable, void* graph, Instantiation* params) noexcept nogil:
-    """The upload that may be asked for with it comes after it, or it would take memory before anybody knows how
-    much."""
+    """Instantiate, then do the upload that the flags may ask for. Else the upload would take memory of unknown size."""
     cdef Instantiation split
     cdef bint uploads = attached() and params != NULL and params.flags & UPLOADS
     cdef int result
@@ -332,7 +333,7 @@ cdef public int cuGraphInstantiateWithParams_ptsz(void** executable, void* graph
 
 
 cdef int upload(bint own, void* executable, void* stream) noexcept nogil:
-    """A second one, after ours, costs next to nothing."""
+    """A second upload, after the hook's own, costs next to nothing."""
     cdef int result = CUDA_SUCCESS
     if attached() and state().taking:
         result = vgpu_graph_takes(own, executable, stream)

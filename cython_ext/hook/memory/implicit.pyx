@@ -1,11 +1,13 @@
-"""What contexts take of the card is charged before anything else is: nobody asks for it, and only NVML shows it.
+"""The memory that contexts take of the card is charged before any other. No call requests it, and only NVML shows it.
 
-Whoever makes a context writes down when (``ActivityPage.context_ns``, one word for all processes of a vGPU) and rings.
-The relay passes that on, the server looks at NVML at once, and then writes what it saw into the grants page, and behind
-that when it began to look (``implicit_ns``). Until this is newer than that word, whoever allocates waits: some
-milliseconds once per context, and not for ever. Without a server, or a broker, it goes on with what is known.
+A process that makes a context writes down when (``ActivityPage.context_ns``, one word for all processes of a vGPU) and
+rings. The relay passes that on, and the server reads NVML at once. The server writes the result into the grants page,
+and behind that when the reading began (``implicit_ns``). Until this is newer than that word, a thread that allocates
+waits: some milliseconds once per context, and not for ever. Without a server, or a broker, it goes on with the last
+known charge.
 
-cudart gets a device's primary context by a private table: it is looked for at each allocation until it is there.
+cudart gets a device's primary context by a private table. So the hook checks for that context at each allocation until
+it finds one.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -18,8 +20,8 @@ from cython_ext.native cimport cas64, futex_wait, load32, loadi64, now_ns, store
 cdef enum:
     PATIENCE_NS = 1_000_000_000  # milliseconds are enough where the host is not busy, or the broker being replaced
     SILENT_NS = 200_000_000      # a server that lives shows it twice as often
-    LOOK_NS = 100_000            # who waits looks that often
-    FUTURE_NS = 1_000_000_000    # who has written a time so far off has not read a clock
+    LOOK_NS = 100_000            # a waiting thread polls that often
+    FUTURE_NS = 1_000_000_000    # a time so far in the future was not read from a clock
 
 
 cdef void note(Gate* gate) noexcept nogil:
@@ -53,11 +55,11 @@ cdef bint has_primary(const Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_await_charge(Gate* gate) noexcept nogil:
-    """Wait until all contexts are charged that there are now, for as long as somebody may be about to."""
+    """Wait until all present contexts are charged, for as long as a server may be about to charge them."""
     cdef int64_t newest, began, now
     if not load32(&gate.primary_known) and has_primary(gate):
         note(gate)
-        store32(&gate.primary_known, 1)  # behind that: who reads it reads what was noted, too
+        store32(&gate.primary_known, 1)  # after the note: a reader of this word reads the note, too
     newest = loadi64(&gate.activity.context_ns)
     if newest <= loadi64(&gate.grants.implicit_ns) or newest == loadi64(&gate.unanswered_ns):
         return

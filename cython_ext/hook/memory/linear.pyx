@@ -48,8 +48,8 @@ cdef bint reserve_scarce(Gate* gate, uint64_t size, uint64_t alone, uint64_t* re
 
 
 cdef inline bint reserve(Gate* gate, uint64_t size, uint64_t alone, uint64_t* reserved) noexcept nogil:
-    """1: go on and ask the driver for ``size`` bytes, which take ``alone``, if nobody shares; ``reserved`` of them are.
-    A NULL gate has no limit."""
+    """1: the caller asks the driver for ``size`` bytes. They take ``alone`` bytes where no other allocation shares a
+    piece. ``reserved`` bytes are reserved. A NULL gate has no limit."""
     reserved[0] = alone
     charge_contexts(gate)
     if gate == NULL or size == 0 or vgpu_reserve_now(gate, KIND_DEVICE, alone):

@@ -1,9 +1,9 @@
-"""Memory: every allocation is reserved in the books (quota.pyx), then asked of the driver, then committed or cancelled.
+"""Memory: the hook reserves every allocation in the quota (quota.pyx), calls the driver, then commits or cancels.
 
-Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. Charged is what the driver takes
-from the card: of linear memory its pieces (linear.pyx), of stream-ordered memory what its pools have (pools.pyx), of
-arrays what their twins need (arrays.pyx), and what was asked for of the rest, managed memory and cuMemCreate's. Any
-free call may free any pointer, so what it was worth is looked up by address.
+Over the limit the very call returns CUDA_ERROR_OUT_OF_MEMORY, as on a smaller card. The vGPU is charged for what the
+driver takes from the card: of linear memory its pieces (linear.pyx), of stream-ordered memory what its pools have
+(pools.pyx), of arrays what their twins need (arrays.pyx). Of managed memory and cuMemCreate's, the requested size is
+charged. Any free call may free any pointer, so a table has each allocation's charge by address.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -41,7 +41,7 @@ cdef inline void describe(Gate* gate, uint32_t kind, uint64_t address, uint64_t 
 
 
 cdef public void vgpu_describe(Gate* gate, uint32_t kind, uint64_t address, uint64_t size, Block* block) noexcept nogil:
-    """An entry of the table of allocations, by whoever made it in the current context."""
+    """Fill an entry of the table of allocations, for one that was made in the current context."""
     describe(gate, kind, address, size, block)
 
 
@@ -77,8 +77,8 @@ cdef inline void release(const Block* block, uint64_t size) noexcept nogil:
 
 
 cdef inline uint64_t worth(const Block* block) noexcept nogil:
-    """Of a block that is out of the table and freed: what the card has back. The caller holds memory_lock, unless it
-    shares its pieces with nobody."""
+    """What the card has back of a block that is out of the table and freed. The caller holds memory_lock, unless the
+    block shares no piece."""
     if block.flags & BLOCK_SWAPPABLE:
         return 0                 # its chunks are paid for
     return pieces_give(&payer(block).pieces, block.address, block.bytes) if block.flags & BLOCK_PIECES else block.bytes
@@ -107,8 +107,9 @@ cdef inline bint replaced(const Block* block, Block* old) noexcept nogil:
 
 
 cdef public void vgpu_note(const Block* block) noexcept nogil:
-    """An allocation is there. Without room for it in the table it is charged to the end, never uncharged. What was at
-    its address was freed without our being told yet (with its context, by another thread)."""
+    """Enter an allocation. Without room for it in the table its charge stays until the process ends. An entry that has
+    its address was freed, and the hook has not noted that yet (it went with its context, or another thread freed it).
+    """
     cdef Block old
     cdef uint64_t bytes
     cdef bint stale
@@ -177,19 +178,19 @@ cdef public int vgpu_memory_freed(int result, bint known, const Block* block) no
 
 
 cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
-    """A context took its allocations along (cuMemCreate's are nobody's context's)."""
+    """A context took its allocations along. cuMemCreate's belong to no context."""
     cdef AllocTable* table = &state().allocations
     cdef Block block
     cdef uint64_t i = 0
     lock_acquire(&state().memory_lock)
     while i < table.capacity:
-        # a removal may shift a later block to this place, so the place is looked at again
+        # a removal may shift a later block to this place, so the loop checks the place again
         if table.blocks[i].address and table.blocks[i].kind != KIND_VMM and table.blocks[i].aux == <uint64_t>context:
             block = table.blocks[i]
             alloc_remove(table, block.address, &block)
             if block.flags & BLOCK_SWAPPABLE:
                 lock_release(&state().memory_lock)
-                vgpu_drop_swappable(&block)      # the driver keeps it: it is nobody's context's
+                vgpu_drop_swappable(&block)      # the driver keeps it: it belongs to no context
                 lock_acquire(&state().memory_lock)
                 i = 0
             else:
@@ -242,7 +243,7 @@ cdef public int cuMemAllocManaged(unsigned long long* pointer, size_t size, unsi
 # --- frees
 
 cdef int free_unknown(unsigned long long pointer) noexcept nogil:
-    """Of a pool, or nothing of ours."""
+    """The pointer is of a pool, or unknown to the hook."""
     cdef Pooled pooled
     cdef int result
     vgpu_settle_ahead()

@@ -48,7 +48,8 @@ cdef struct MemoryV2:        # nvmlMemory_v2_t
 
 
 cdef uint32_t known(Gate** gates) noexcept nogil:
-    """The process's vGPUs; 0: none, NVML is as it is. Who cannot attach has been told why, and sees the machine."""
+    """The process's vGPUs; 0: none, NVML is as it is. A process that cannot attach has got the reason on stderr, and
+    sees the whole machine."""
     if not attached() and (vgpu_attach(1) != CUDA_SUCCESS or state() == NULL):
         return 0
     cdef uint32_t i
@@ -206,8 +207,8 @@ cdef uint64_t started(uint32_t pid) noexcept nogil:
 
 
 cdef bint is_inside(const Gate* gate, uint32_t pid) noexcept nogil:
-    """Whether a process is one of the vGPU's. The broker knows it by the node's pid. The driver may say another one to
-    a process in a container, that of the container's PID namespace: its start time is the same there."""
+    """Whether a process is one of the vGPU's. The broker knows it by the node's pid. In a container the driver may
+    report another pid, that of the container's PID namespace. The start time is the same there."""
     cdef const Slot* slot
     cdef uint64_t start
     cdef int i
@@ -255,7 +256,7 @@ cdef bint is_limited() noexcept nogil:
 cdef int listed(
     Listing real, void* device, unsigned int* count, void* infos, size_t size, size_t offset
 ) noexcept nogil:
-    """The processes of the vGPU, of those that the driver lists. What others run on the GPU is nobody's business."""
+    """The vGPU's processes among those that the driver lists. The view hides processes of other vGPUs."""
     cdef unsigned int index, found = MOST_PROCESSES
     cdef Gate* gate
     cdef void* every

@@ -1,17 +1,18 @@
-"""Stream-ordered allocation: a vGPU pays for what its pools have taken from the card, not for what they hand out.
+"""Stream-ordered allocation: a vGPU is charged for what its pools have taken from the card, not for what they hand out.
 
-A pool grows in steps, and keeps what was freed until the next synchronisation or, as far as its release threshold says,
-for good: PyTorch's and CuPy's back-ends on cuMemAllocAsync keep everything. So each pool that was used has a book
-(logic/pools.pxd) and is *settled*: it is asked what it has reserved, and the difference to what is charged is charged
-or given back. That is done after each allocation and after whatever may make it smaller, before the program is told
-what is free, and before anybody is refused; then what pools keep for nothing goes back to the card, too.
+A pool grows in steps. It keeps freed memory until the next synchronisation, or for good, up to its release threshold:
+PyTorch's and CuPy's back-ends on cuMemAllocAsync keep everything. So each pool that was used has an account
+(logic/pools.pxd) and is *settled*: the hook asks the driver what the pool has reserved. Then it charges, or gives back,
+the difference to the account. It settles after each allocation, after each call that may make a pool smaller, before
+the program reads what is free, and before an allocation is refused. Before a refusal, memory that pools keep unused
+goes back to the card, too.
 
-What an allocation may make its pool grow by is reserved before, a whole step. If the pool grew by more, and into the
-limit, the allocation is given back and the call fails: its free memory was in pieces, or went back to the card in that
-very moment because another thread synchronised. What is allocated under a capture becomes a node of a graph, and is no
-pool's (graphmemory.pyx); but what a device has taken for its graphs is kept in a book like a pool's. Nor are pools
-charged whose memory is the host's, or on a GPU where the process has no vGPU; those beyond POOLS are seen by the GPU
-Server alone, as implicit memory.
+Before an allocation, the hook reserves the pool's possible growth, a whole step. If the pool grew by more, and into the
+limit, the hook gives the allocation back and the call fails. Reason: the pool's free memory was in pieces, or went back
+to the card in that very moment because another thread synchronised. An allocation under a capture becomes a node of a
+graph, and belongs to no pool (graphmemory.pyx). But a device's graph memory has an account like a pool's. Pools of host
+memory are not charged, nor pools on a GPU where the process has no vGPU. Only the GPU Server sees pools beyond POOLS,
+as implicit memory.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -62,7 +63,7 @@ cdef struct PoolProperties:      # CUmemPoolProps, its beginning
     Place place
 
 
-# --- books; the caller holds pools_lock
+# --- accounts; the caller holds pools_lock
 
 cdef inline bint of_graphs(uint64_t pool) noexcept nogil:
     """Not a pool, but what the device of the gate with index ``pool`` - 1 has taken for graphs."""
@@ -74,7 +75,8 @@ cdef inline uint32_t kind_of(const PoolBook* book) noexcept nogil:
 
 
 cdef bint ask(const PoolBook* book, uint64_t* taken, uint64_t* used) noexcept nogil:
-    """What the pool has taken from the card, and what of it it has handed out. 0: the driver does not say."""
+    """What the pool has taken from the card, and how much of that it has handed out. 0: the driver does not report it.
+    """
     cdef int mode = relax()
     cdef bint told
     if of_graphs(book.pool):
@@ -124,14 +126,14 @@ cdef void trim_one(const PoolBook* book, uint64_t taken, uint64_t needed) noexce
     if taken > needed or of_graphs(book.pool) and taken:
         mode = relax()
         if of_graphs(book.pool):
-            vgpu_trim_graphs(&state().gates[book.gate])      # of those, too, that are kept for graphs nobody runs now
+            vgpu_trim_graphs(&state().gates[book.gate])      # also what is kept for graphs that do not run now
         else:
             real_cuMemPoolTrimTo(<void*>book.pool, needed)
         restore(mode)
 
 
 cdef void settle_all(bint trim) noexcept nogil:
-    """``trim``: what a pool keeps, nobody uses, and nobody is about to goes back to the card."""
+    """Settle all pools. ``trim``: a pool's memory that no thread uses, or is about to use, goes back to the card."""
     cdef PoolBook* book
     cdef uint64_t taken, used
     cdef uint32_t i
@@ -155,7 +157,8 @@ cdef public void vgpu_settle_pools() noexcept nogil:
 
 
 cdef public void vgpu_trim_pools() noexcept nogil:
-    """Somebody needs memory. While something is captured the driver may forbid to trim, and end the capture for it."""
+    """Trim pools, since an allocation needs memory. During a capture the driver may forbid that, and end the capture.
+    """
     if state().pool_count:
         vgpu_settle_ahead()
         settle_all(load32(&state().captures) == 0)
@@ -175,7 +178,7 @@ cdef inline int take(
 
 
 cdef uint32_t payer(uint64_t pool) noexcept nogil:
-    """The gate of the device whose pool it is; those that the program has made are known (cuMemPoolCreate)."""
+    """The gate of the pool's device; pools that the program has made are known (cuMemPoolCreate)."""
     cdef void* found
     cdef uint32_t i
     if of_graphs(pool):
@@ -212,7 +215,7 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
             pool_begin(book, 0, size)        # the driver may let it share what others have: judged when it has answered
             answer = POOL_GRANTED
         elif last and vgpu_reserve_more(gate, kind_of(book), asked):
-            pool_begin(book, asked, size)    # somebody else gave back a moment ago
+            pool_begin(book, asked, size)    # another thread gave back a moment ago
             answer = POOL_GRANTED
         else:
             answer = POOL_REFUSED if last else POOL_FULL
@@ -221,7 +224,8 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
 
 
 cdef public int vgpu_pool_begin(uint64_t pool, uint64_t size) noexcept nogil:
-    """Before anybody is refused, what pools keep for nothing goes back, and others are waited for a moment."""
+    """Reserve for an allocation. Before a refusal, unused pool memory goes back, and the thread waits a moment for
+    other threads."""
     cdef uint32_t nobody_wakes = 0
     cdef bint others = 0
     cdef int _, answer = try_begin(pool, size, 0, &others)
@@ -336,7 +340,7 @@ cdef public void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil:
 # --- pools of the program's own
 
 cdef uint32_t payer_at(int type, const Place* place) noexcept nogil:
-    """The gate of the device whose memory the pool is made of. Managed memory that prefers no device may come to the
+    """The gate of the device that the pool takes memory from. Managed memory that prefers no device may come to the
     current one's, as that of cuMemAllocManaged."""
     cdef Gate* gate
     cdef uint32_t i

@@ -1,11 +1,11 @@
-"""The process's books: what it may own of its vGPU's memory, what it owns, and what the program is told.
+"""The process's quota: how much of its vGPU's memory it may own, how much it owns, and how much the program sees.
 
-Reserved before the driver is asked, committed or cancelled when it has answered, released after a free: each is an
-operation of the limit ledger (logic/ledger.pxd) on the activity page. What the program is told, by cuMemGetInfo and
-cuDeviceTotalMem, is the vGPU's memory.
+The hook reserves before the call to the driver, commits or cancels by its result, and releases after a free. Each is an
+operation of the limit ledger (logic/ledger.pxd) on the activity page. cuMemGetInfo and cuDeviceTotalMem return the
+vGPU's memory to the program.
 
-All of it runs with cold caches, as the driver has been in the kernel: an allocation with its free is to cost less than
-a microsecond.
+All of it runs with cold caches, since the driver has been in the kernel. Target: an allocation with its free costs less
+than a microsecond.
 """
 
 from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
@@ -30,7 +30,7 @@ from cython_ext.logic.section cimport section_name
 from cython_ext.native cimport fence, futex_wait, load32, load64, now_ns, rarely, store32, store64
 
 cdef enum:
-    MOVE_LOOK_NS = 50_000        # who waits for the books to have moved looks that often
+    MOVE_LOOK_NS = 50_000        # a thread that waits for the process's slot to have moved polls that often
 
 # --- what it may own
 
@@ -71,7 +71,7 @@ cdef uint64_t card_left(const Gate* gate) noexcept nogil:
 
 
 cdef public bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil:
-    """Whether the vGPU may have so much more on the card just now, whatever its own limit says."""
+    """Whether the vGPU may have so much more on the card just now, apart from its own limit."""
     return size <= card_left(gate)
 
 
@@ -84,9 +84,9 @@ cdef inline bint lacks_card(const Gate* gate, uint32_t kind, uint64_t size) noex
     return load64(&gate.grants.card_limit_bytes) != 0 and is_bound(gate, kind) and size > card_left(gate)
 
 
-# --- the ledger, on whichever page is ours now
+# --- the ledger, on the activity page that the gate has now
 
-# Gate.ledger: page, slot and tag may change at any time, and are one word so that who reads it has three that belong
+# Gate.ledger: page, slot and tag may change at any time. They are one word, so that a reader gets three that belong
 # together. A page's address leaves the low 12 bits free, and a process's addresses the high 16.
 
 cdef inline ActivityPage* page_at(uint64_t place) noexcept nogil:
@@ -98,7 +98,7 @@ cdef inline Slot* slot_at(uint64_t place) noexcept nogil:
 
 
 cdef inline uint32_t name_at(uint64_t place) noexcept nogil:
-    """Under which we take that page's lock (logic/section.pxd)."""
+    """The name under which the process takes that page's lock (logic/section.pxd)."""
     return section_name(place & 0xFFF, <uint32_t>(place >> 48))
 
 
@@ -130,7 +130,7 @@ cdef uint64_t open_moved(Gate* gate) noexcept nogil:
 
 
 cdef inline uint64_t open_ledger(Gate* gate) noexcept nogil:
-    """Where our books are now, locked until ``close_ledger``. 0: the lock could not be had."""
+    """Open the ledger where the process's slot is now, locked until ``close_ledger``. 0: the lock could not be had."""
     cdef uint64_t place = books_place(gate)
     if rarely(place == 0 or not ledger_lock(page_at(place), name_at(place))):
         return open_moved(gate) if place == 0 else 0
@@ -145,10 +145,10 @@ cdef inline int close_ledger(uint64_t place, int result) noexcept nogil:
 
 
 cdef public void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil:
-    """The gate's activity page is lost, and this is its new one: what the process owns is charged there, also beyond a
+    """The gate's activity page is lost, and this is its new one. The process's memory is charged there, also beyond a
     limit that has become smaller.
 
-    Who has the old page's lock by now, and found it to be ours, is waited for; who comes later waits for us.
+    This waits for threads that already have the old page's lock as the gate's page. Later threads wait for this move.
     """
     cdef uint64_t place = books_place(gate)
     cdef ActivityPage* old = page_at(place)
@@ -222,7 +222,7 @@ cdef public bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil:
 
 
 cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint limited) noexcept nogil:
-    """What a pool has come to. 0: ``limited``, and over the limit; it is charged all the same. By one who holds
+    """Charge the growth of a pool. 0: ``limited``, and over the limit; it is charged all the same. The caller holds
     pools_lock."""
     cdef bint allowed = due.beyond == 0 or not limited or vgpu_reserve_more(gate, kind, due.beyond)
     if due.beyond and not (limited and allowed):
@@ -234,7 +234,7 @@ cdef public bint vgpu_pay(Gate* gate, uint32_t kind, const PoolDue* due, bint li
 
 
 cdef public void vgpu_charge(Gate* gate, uint64_t size) noexcept nogil:
-    """What nobody could refuse any more, also beyond the limit; to be committed."""
+    """Charge memory that can no longer be refused, also beyond the limit; the caller commits it."""
     cdef uint64_t place = open_ledger(gate)
     if place:
         close_ledger(place, slot_reserve(page_at(place), slot_at(place), size, UINT64_MAX, UINT64_MAX))
@@ -258,7 +258,7 @@ cdef public void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept
         close_ledger(place, slot_release(page_at(place), slot_at(place), kind, size))
 
 
-# --- what the program is told
+# --- what the program sees
 
 cdef inline uint64_t shown_limit(const GrantsPage* grants, uint64_t card_total) noexcept nogil:
     """The vGPU's memory; more than the card's only if it need not fit."""

@@ -1,7 +1,8 @@
-"""Touching memory that can leave the card, without a lease: who does waits until it is there, and wants the GPU.
+"""The guard of memory that can leave the card. A thread that touches it without a lease waits until it is on the card,
+and wants the GPU meanwhile.
 
-Whoever touches counts in ``Gate.touching``; who moves the memory shuts the door first (``Gate.away``) and waits until
-nobody does (swap.pyx).
+``Gate.touching`` counts such threads. The hook thread, which moves the memory, sets ``Gate.away`` first and waits until
+no thread touches it (swap.pyx).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -12,14 +13,14 @@ from cython_ext.logic.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, fence, futex_wait, load32, load64, now_ns, store64
 
 cdef enum:
-    LOOK_NS = 50_000_000         # who waits to touch looks that often
-    ROOM_NS = 60_000_000_000     # who waits for room does for others to leave, which hold the card for a turn each ...
-    VAIN_NS = 500_000_000        # ... but not where the server has said since that it is in vain
+    LOOK_NS = 50_000_000         # a thread that waits to touch polls that often
+    ROOM_NS = 60_000_000_000     # a wait for room lasts until other vGPUs leave, which hold the card for a turn each
+    VAIN_NS = 500_000_000        # ... but no longer than this where the server has reported that it is in vain
     ROOM_LOOK_NS = 5_000_000     # ... and tries again that often
 
 
 cdef inline bint is_worth_a_wait(const Gate* gate) noexcept nogil:
-    """Nobody waits in a process that ends, or in a vGPU that was removed, for memory that may never come back."""
+    """Whether the memory may still come back. No thread waits in a process that ends, or in a vGPU that was removed."""
     return load32(&state().stopping) == 0 and not is_removed(gate)
 
 
@@ -31,7 +32,7 @@ cdef void wait_until_back(Gate* gate) noexcept nogil:
     lock_acquire(&gate.lock)
     gate.waiters += 1
     while is_shut(gate):
-        vgpu_want(gate, now_ns())        # again and again: our slot may be another one by now
+        vgpu_want(gate, now_ns())        # repeatedly: the process may have another slot by now
         lock_release(&gate.lock)
         futex_wait(&gate.away, 1, now_ns() + LOOK_NS)
         lock_acquire(&gate.lock)
@@ -58,8 +59,8 @@ cdef public void vgpu_touched(Gate* gate) noexcept nogil:
 
 
 cdef public bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil:
-    """The card has had no room for ``size`` more since then: let the GPU Server know, who has others leave. The caller
-    does not touch: it may have to leave itself. 0: nothing came of it."""
+    """The card has had no room for ``size`` more since then. Report that to the GPU Server, which swaps other vGPUs
+    out. The caller does not touch: its own memory may have to leave. 0: no room came."""
     cdef int64_t waited_ns = now_ns() - since
     cdef uint64_t spare = load64(&gate.grants.spare_bytes)
     cdef bint waits = waited_ns < <int64_t>ROOM_NS and is_worth_a_wait(gate)

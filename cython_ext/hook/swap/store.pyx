@@ -71,13 +71,13 @@ cdef inline uint64_t pins_size(const Store* store) noexcept nogil:
 
 
 cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
-    """0: it is not a store that this hook knows. Of a server whose predecessor and broker died together it is another
-    than before, which has what is away until that has come back."""
+    """0: it is not a store that this hook knows. Where a server's predecessor and the broker died together, the new
+    store differs from the old one. The old one keeps the memory that is swapped out until that has come back."""
     cdef uint64_t file = vgpu_file_number(fd)
     if gate.store.page == NULL:
         return map_store(&gate.store, fd, file)
     if file == gate.store.file:
-        unmap_store(&gate.heir)      # of a server that is gone: its successor has ours again
+        unmap_store(&gate.heir)      # of a server that has ended: its successor has the gate's store again
         return 1
     if gate.heir.page != NULL and file == gate.heir.file:
         return 1
@@ -86,7 +86,8 @@ cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
 
 
 cdef public void vgpu_renew_store(Gate* gate) noexcept nogil:
-    """Nothing of ours is in the store: if there is a later one, that is ours now. The caller has a context current."""
+    """No memory of the process is in the store: if there is a later store, the gate changes to that. The caller has a
+    context current."""
     cdef uint64_t i
     if gate.heir.page == NULL or gate.places.count:
         return

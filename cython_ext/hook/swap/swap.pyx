@@ -1,14 +1,14 @@
-"""A vGPU's memory leaves the card and comes back (--oversubscribe swap), as its grants page says (GRANTS_AWAY).
+"""A vGPU's memory leaves the card and comes back (--oversubscribe swap), as its grants page demands (GRANTS_AWAY).
 
-The hook thread moves it, while the vGPU gets no lease: chunk by chunk into the store (store.pyx) and back to the same
-addresses. Meanwhile *touching* it has to wait: whatever reads, writes, makes or frees such memory without a lease
+The hook thread moves it while the vGPU gets no lease: chunk by chunk into the store (store.pyx) and back to the same
+addresses. Meanwhile *touching* it has to wait. A call that reads, writes, makes or frees such memory without a lease
 (copies between host and device, small fills, cuMemAlloc, cuMemFree) goes through ``vgpu_touch`` (residency_guard.pyx).
 
-First the door is shut (``Gate.away``), then all work of the contexts that use the memory is waited for, a bounded time.
-From then on nothing uses it, and chunks go one after the other: copied, and its physical memory given back as soon as
-the copy is complete. So chunks of a vGPU that leaves and of one that comes pass each other, with little room on either
-side. Where there is none just now, neither in the store nor on the card, the move stands as it is and goes on a
-millisecond later. Coming back, a chunk's place in the store is its own until the card has it whole.
+The hook thread first sets ``Gate.away``. Then it waits, for a bounded time, for all work of the contexts that use the
+memory. From then on nothing uses it, and chunks go one after the other. The hook thread copies a chunk, and gives its
+physical memory back as soon as the copy is complete. So chunks of a vGPU that leaves and of one that comes pass each
+other, with little room on either side. Where neither the store nor the card has room just now, the move pauses and goes
+on a millisecond later. Coming back, a chunk keeps its place in the store until the card has it whole.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -43,14 +43,14 @@ cdef extern from "limits.h":
 
 cdef enum:
     COPY_LOOK_NS = 50_000
-    POLL_NS = 100_000            # who waits for the door to be clear, and for the queues to drain
-    DRAIN_NS = 2_000_000_000     # ... at most: a stream that waits for the host may wait for a thread that we hold
+    POLL_NS = 100_000            # between two polls for threads that touch, and for the queues to drain
+    DRAIN_NS = 2_000_000_000     # ... at most: a stream that waits for the host may wait for a thread held here
     AGAIN_NS = 500_000_000       # a move that was not possible is tried again after that
     GO_ON_NS = 1_000_000         # a move that waits for room goes on
     STORE_NS = 5_000_000_000     # ... but not for longer than that: in the store, which may be growing
     CARD_NS = 1_000_000_000      # ... nor than that: on the card, where there should be some
     BATCH_CHUNKS = 8             # are copied together
-    CONTEXTS = 16                # that use a process's memory; one place more tells of more
+    CONTEXTS = 16                # that use a process's memory; one place more shows that there are more
 
 
 # --- the door
@@ -69,8 +69,8 @@ cdef void open_door(Gate* gate) noexcept nogil:
 
 
 cdef bint lock_door(Gate* gate) noexcept nogil:
-    """Nobody begins to touch, nor launches, from here on. 0: somebody does just now. A launch that was decided under
-    the gate's lock is seen at work, or sees the door."""
+    """From here on no thread begins to touch, nor launches. 0: a thread does just now. A launch that was decided under
+    the gate's lock is counted as work, or reads ``Gate.away``."""
     cdef bint at_rest
     if not lock_soon(&gate.lock):
         return 0
@@ -82,7 +82,7 @@ cdef bint lock_door(Gate* gate) noexcept nogil:
 
 
 cdef bint shut_door(Gate* gate) noexcept nogil:
-    """0: somebody goes on touching, in the driver for a long time."""
+    """0: a thread goes on touching, in the driver for a long time."""
     cdef int64_t until = now_ns() + DRAIN_NS
     fence()
     while load32(&gate.touching):
@@ -180,7 +180,7 @@ cdef void close_mover(Mover* mover) noexcept nogil:
 
 
 cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
-    """The next that is away, or is not; NULL: there is none."""
+    """The next chunk that is swapped out, or is not; NULL: there is none."""
     cdef Block* chunk
     while mover.at < gate.chunks.capacity:
         chunk = &gate.chunks.blocks[mover.at]
@@ -425,7 +425,7 @@ cdef int leave(Gate* gate) noexcept nogil:
     outcome = carry_in_context(gate, 1)
     if outcome == DONE:
         tell(gate, SLOT_AWAY)
-    # one whose server is gone does not grow
+    # a store whose server has ended does not grow
     return patient(gate, outcome, STORE_NS if gate.heir.page == NULL else 0)
 
 
@@ -442,8 +442,8 @@ cdef int come_back(Gate* gate) noexcept nogil:
 
 
 cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
-    """By the hook thread, without locks: be where the grants page says. When to look again at the latest; 0: whenever.
-    """
+    """By the hook thread, without locks: move the memory to where the grants page demands. The result is the latest
+    time of the next call; 0: no time is set."""
     cdef uint32_t flags = load32(&gate.grants.flags)
     cdef bint out = flags & GRANTS_AWAY != 0, back = flags & GRANTS_PRESENT != 0 or is_removed(gate)
     cdef uint32_t aim

@@ -1,16 +1,16 @@
 """Linear memory that can leave the card and come back to the same addresses (--oversubscribe swap).
 
-It is made of chunks of physical memory (cuMemCreate) mapped into address ranges of our own; small allocations share
-arenas of 2 MiB (logic/arenas.pxd). swap.pyx takes the chunks off the card and brings them back. Charged is what the
-chunks take: whole pieces of 2 MiB, as of the driver's own linear memory.
+It is made of chunks of physical memory (cuMemCreate) mapped into address ranges of the hook's own. Small allocations
+share arenas of 2 MiB (logic/arenas.pxd). swap.pyx takes the chunks off the card and brings them back. The vGPU is
+charged for what the chunks take: whole pieces of 2 MiB, as of the driver's own linear memory.
 
-Not in a process that uses several GPUs: those copy from each other's memory, and reach into it, without asking its
-vGPU.
+A process that uses several GPUs has no such memory. Reason: its GPUs copy from each other's memory, and access it,
+without a call to the vGPU of that memory.
 
 To the program it is what cuMemAlloc gives. cuMemFree waits for the work of its context, as the driver's does, because
-cuMemUnmap does not wait (H200: the stream dies). What the driver would tell of a chunk is told of the allocation. Two
-things differ: it cannot be shared by cuIpcGetMemHandle, which says so, and under an open capture, where nothing may be
-waited for, a free is done later.
+cuMemUnmap does not wait (H200: the stream dies). Queries return the allocation's attributes instead of a chunk's. Two
+things differ. It cannot be shared by cuIpcGetMemHandle, which returns an error. Under an open capture, where the hook
+may not wait, a free is done later.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -123,7 +123,7 @@ cdef bint add_chunk(Gate* gate, uint64_t address, uint64_t size, int* result) no
 
 
 cdef void drop_chunks(Gate* gate, uint64_t address, uint64_t size) noexcept nogil:
-    """Those of an address range. One that is away (the process ends) has nothing on the card."""
+    """Drop the chunks of an address range. A chunk that is swapped out (the process ends) has nothing on the card."""
     cdef uint64_t at = address
     cdef Block chunk
     cdef bint known
@@ -216,7 +216,7 @@ cdef int allocate(Gate* gate, unsigned long long* pointer, uint64_t size) noexce
     if result == CUDA_SUCCESS:
         vgpu_describe(gate, KIND_DEVICE, address, size, &block)
         real_cuCtxGetCurrent(&context)
-        block.aux = <uint64_t>context        # whose work its free waits for
+        block.aux = <uint64_t>context        # its free waits for the work of this context
         block.flags |= BLOCK_SWAPPABLE
         vgpu_note(&block)
         pointer[0] = address

@@ -1,8 +1,9 @@
-"""What a simulated GPU does in this process's memory: words written, watched and called, when their turn comes.
+"""What a simulated GPU does in this process's memory: it writes and watches words, and calls functions, when due.
 
-A GPU works on when nobody calls the driver. Its state does so by itself, being computed when somebody looks; but
-words in this process's memory can only be written, watched and called from here: by whoever calls the driver, and by
-the *agent*, a thread that a process with such operations gets, and that looks whenever the next of them can be due.
+A GPU works on when no thread calls the driver. The simulated state does so by itself, since each reader computes it.
+But only this process can write and watch words in its memory, and call its functions. Two kinds of threads do that: the
+threads that call the driver, and the *agent*. The agent is a thread that a process with such operations gets. It polls
+whenever the next operation can be due.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint32_t, uint64_t
@@ -20,10 +21,10 @@ from cython_ext.sim.state cimport OP_EXTERNAL, SIM_QUEUE, SimGpu, SimOp, SimStre
 
 
 cdef enum:
-    POLL_NS = 50000             # how often to look whether somebody else has let a stream go on, at first ...
+    POLL_NS = 50000             # how often to check whether another process has let a stream go on, at first ...
     POLL_MOST_NS = 1000000      # ... and after a long wait: 64 programs that wait would leave the host no time
     POLL_OTHERS_NS = 250000     # the same, where it is another GPU that lets it go on
-    POLLS = 8                   # of our own words, for one look at what the GPU has done meanwhile
+    POLLS = 8                   # of this process's own words, for one read of the GPU's progress
     HOST_BATCH = 16
 
 ctypedef volatile uint64_t volatile_u64
@@ -33,18 +34,18 @@ ctypedef void (*Callback)(void* stream, int status, void* user) noexcept nogil
 cdef struct HostCall:
     void* function
     void* user
-    bint callback           # of cuStreamAddCallback: it is told the stream and the result
+    bint callback           # of cuStreamAddCallback: it gets the stream and the result
     void* handle
     Stream* stream
     uint32_t generation
     uint64_t ordinal
 
-# What the agent has to look after.
+# What the agent has to do.
 cdef struct Agenda:
     int64_t due_ns          # the earliest time at which something is known to be due; INT64_MAX: none
     bint word               # a stream waits for a word in memory,
     bint remote             # for another GPU,
-    bint held               # or for what time alone does not tell
+    bint held               # or for something that time alone does not show
 
 cdef uint32_t started
 cdef uint32_t woken
@@ -202,8 +203,8 @@ cdef void call_host(SimGpu* gpu, HostCall* call) noexcept nogil:
 
 
 cdef bint word_has_come() noexcept nogil:
-    """Whether one of our streams waits for a word that is there now. Without the lock that all processes share: nobody
-    else can let that stream go on."""
+    """Whether a stream of this process waits for a word that is there now. Without the lock that all processes share:
+    no other process can let that stream go on."""
     cdef Stream* stream
     cdef SimStream* shared
     cdef bint come = 0
@@ -219,7 +220,8 @@ cdef bint word_has_come() noexcept nogil:
 
 
 cdef void rest(uint32_t word, const Agenda* agenda, int64_t poll_ns) noexcept nogil:
-    """Until the agent is woken, something is due, a word has come, or somebody else may have let a stream go on."""
+    """Sleep until the agent is woken, an operation is due, a word has come, or another process may have let a stream go
+    on."""
     cdef int64_t now = now_ns()
     cdef int64_t until = agenda.due_ns
     cdef int64_t at
@@ -241,7 +243,7 @@ cdef void rest(uint32_t word, const Agenda* agenda, int64_t poll_ns) noexcept no
 
 
 cdef void* run_agent(void* unused) noexcept nogil:
-    """While nothing happens it looks less and less often: at last, after 1/256 of the time passed."""
+    """While nothing happens, the agent polls less and less often: at last, after 1/256 of the time passed."""
     cdef HostCall calls[16]
     cdef Agenda agenda
     cdef int i, k, called

@@ -2,8 +2,8 @@
 
 A capture in mode GLOBAL forbids every thread, in mode THREAD_LOCAL its own, calls that might wait for the GPU or
 change what the capture assumes (cuEventQuery, cuStreamQuery, cuMemAlloc, synchronisation): they fail and they break
-the capture, unless the calling thread has said RELAXED. The legacy stream may not be used at all while a blocking
-stream of its context captures: that breaks the capture whatever the thread said. (Checked against an H200.)
+the capture, unless the calling thread's mode is RELAXED. The legacy stream may not be used at all while a blocking
+stream of its context captures: that breaks the capture in any mode of the thread. (Checked against an H200.)
 """
 
 from libc.stdint cimport uint32_t, uint64_t
@@ -263,7 +263,7 @@ cdef void forget(Capture* capture) noexcept nogil:
         if stream.capture == capture:
             leave(stream)
         stream = stream.next
-    # Events of this capture may outlive it: its memory stays, and says that it is over.
+    # Events of this capture may outlive it: its memory stays, and shows that it is over.
     capture.graph = NULL
     capture.origin = NULL
 

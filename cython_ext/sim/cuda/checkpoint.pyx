@@ -2,8 +2,8 @@
 has nothing on the GPU. Contents live in the process, so nothing has to be copied; the time that takes is not modelled.
 Under MPS it is refused, as by the real driver.
 
-One that is restored on another GPU gets its contexts there; what is left of the old ones says where to, and goes once
-its process has followed (process.pyx).
+A process that is restored on another GPU gets its contexts there. The old contexts' remains name the new place, and go
+once the process has followed (process.pyx).
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -195,7 +195,7 @@ cdef uint64_t origin_of(const SimGpu* gpu, int index) noexcept nogil:
 
 
 cdef bint is_begun(SimGpu* gpu, int index, int pid) noexcept nogil:
-    """Made for one that is still where it was: whoever restored it was killed meanwhile."""
+    """Whether it was made for a context that is still where it was: the restoring process was killed meanwhile."""
     cdef uint64_t origin = gpu.contexts[index].origin
     cdef int d, old = <int>(origin & 0xffff)
     cdef SimGpu* other
@@ -213,8 +213,8 @@ cdef bint is_same(const SimContext* context, const SimContext* other) noexcept n
 
 
 cdef CUresult restore_there(SimGpu* gpu, int index, SimGpu* there) noexcept nogil:
-    """A checkpointed context, on another GPU. Whoever is killed meanwhile leaves one that is found again by where it
-    comes from."""
+    """Restore a checkpointed context on another GPU. A process that is killed meanwhile leaves one that is found again
+    by where it comes from."""
     cdef SimContext old = gpu.contexts[index]
     cdef SimContext* new
     cdef uint64_t origin = origin_of(gpu, index)

@@ -77,7 +77,7 @@ cdef public CUresult drv_open_context(int index, unsigned int flags, bint primar
         gpu.contexts[slot].server_namespace = named.namespace
         generation = gpu.contexts[slot].generation
     if slot != SIM_NOWHERE and not sim_take_memory(gpu, slot, gpu.context_bytes):
-        # The dead may still hold what we need.
+        # Dead processes may still hold what this call needs.
         sim_reap(gpu)
         if not sim_take_memory(gpu, slot, gpu.context_bytes):
             sim_free_context(gpu, slot)
@@ -109,7 +109,7 @@ cdef public CUresult drv_open_context(int index, unsigned int flags, bint primar
     context.next = contexts
     contexts = context
     # The agent belongs to the process that makes the context, as the real driver's threads do. Begun by a call of a
-    # child that shares our memory, it would be that child's thread, and keep it from ending.
+    # child that shares this memory, it would be that child's thread, and keep it from ending.
     drv_wake_agent()
     drv_unlock()
     result = drv_open_stream(context, STREAM_LEGACY, 0, &context.legacy)
@@ -161,7 +161,7 @@ cdef public CUresult cuCtxCreate_v4(Context** out, void* params, unsigned int fl
 
 
 cdef public CUresult cuGLCtxCreate_v2(Context** out, unsigned int flags, int device) noexcept nogil:
-    """A context like any other: nobody draws here."""
+    """A context like any other: the simulation draws nothing."""
     return cuCtxCreate_v2(out, flags, device)
 
 
@@ -187,7 +187,7 @@ cdef public CUresult cuCtxAttach(Context** out, unsigned int flags) noexcept nog
 
 
 cdef public CUresult cuCtxDetach(Context* context) noexcept nogil:
-    """Only of the current context; whoever created it is the last of its users."""
+    """Only of the current context; its creator is the last of its users."""
     if context == NULL or context != drv_current() or not drv_is_context(context):
         return INVALID_CONTEXT
     if context.attached:

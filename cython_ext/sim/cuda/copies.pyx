@@ -94,7 +94,7 @@ cdef bint crosses(Work* work) noexcept nogil:
 
 
 cdef uint64_t span(uint64_t pitch, uint64_t width, uint64_t height) noexcept nogil:
-    """Bytes from the first byte of the first row to the last byte of the last; 2^64 - 1 where 64 bits cannot say it."""
+    """Bytes from the first byte of the first row to the last byte of the last; 2^64 - 1 where 64 bits are too few."""
     cdef uint64_t most = <uint64_t>-1
     if height > 1 and pitch > (most - width) / (height - 1):
         return most
@@ -102,7 +102,7 @@ cdef uint64_t span(uint64_t pitch, uint64_t width, uint64_t height) noexcept nog
 
 
 cdef public CUresult drv_price_copy(Stream* stream, Work* work) noexcept nogil:
-    """Check the device sides of a copy or fill, and say what it costs."""
+    """Check the device sides of a copy or fill, and compute its cost."""
     cdef uint64_t size = work.width * work.height
     cdef bint into = on_device(work.target)
     cdef uint64_t written = span(work.target_pitch, work.width, work.height)

@@ -1,7 +1,7 @@
 """What the parts of the simulated driver share: result codes, the objects behind handles, and each other's services.
 
 Handles are pointers to these objects. An object that is destroyed loses its mark and its memory is kept for the next
-of its kind, so that a stale handle is refused instead of followed into somebody else's memory.
+of its kind. So a stale handle is refused instead of followed into memory of another kind.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
@@ -118,7 +118,7 @@ cdef public struct Work:
     uint32_t kind           # SimOpKind
     double ns               # duration at full rate
     uint32_t sms
-    SimGpu* wait_gpu        # OP_WAIT: whose stream; NULL: of the same GPU, whichever that is
+    SimGpu* wait_gpu        # OP_WAIT: the GPU of the stream; NULL: the same GPU, whichever that is
     uint32_t wait_slot
     uint32_t wait_generation
     uint64_t wait_count

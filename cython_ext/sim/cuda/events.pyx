@@ -210,7 +210,7 @@ cdef public CUresult cuStreamWaitEvent(void* handle, Event* event, unsigned int 
         work.wait_generation = event.generation
         work.wait_count = event.count
     else:
-        # Another GPU's progress is only known here, not to whoever advances this one.
+        # Another GPU's progress is only known here, not to the caller that advances this one.
         work.kind = OP_EXTERNAL
         work.effect.kind = EFFECT_REMOTE
         work.effect.event = event.gpu

@@ -2,7 +2,7 @@
 
 An executable graph needs as much as its nodes have taken at once, in the order in which they were made. It gets that at
 its first upload or launch, in steps as a pool does, and keeps it until it is destroyed; then it is *reserved* for
-other graphs of the device, until that is trimmed. Trimming takes it from executable graphs too that nobody runs (H200:
+other graphs of the device, until that is trimmed. Trimming also takes it from executable graphs that do not run (H200:
 128 MiB were taken when a graph was uploaded, and given back when it had been destroyed and the device was trimmed).
 Contents live in this process, at the address, until neither a graph nor an executable one knows it.
 """
@@ -151,7 +151,7 @@ cdef public CUresult drv_capture_give(Stream* stream, uint64_t address) noexcept
 
 
 cdef public bint drv_waits_for_graph(uint64_t address) noexcept nogil:
-    """Nobody but the graph itself may touch it yet, or any more."""
+    """Only the graph itself may touch it yet, or still."""
     cdef const Allocation* allocation
     cdef bint waits
     drv_lock()
@@ -278,7 +278,7 @@ cdef public CUresult drv_graph_memory(const Graph* graph, GraphMemory** out) noe
 
 
 cdef public CUresult drv_map_graph(GraphMemory* memory, Stream* stream, bint launch) noexcept nogil:
-    """Before an upload or launch in ``stream``. One that was uploaded alone nobody runs."""
+    """Before an upload or launch in ``stream``. A graph that was only uploaded does not run."""
     cdef Reserve* reserve = &reserves[memory.device]
     cdef uint64_t missing
     cdef CUresult result = drv_begin(stream.context)
@@ -307,7 +307,7 @@ cdef public CUresult drv_do_memory(const Work* work) noexcept nogil:
     drv_lock()
     allocation = at(work.target)
     if allocation == NULL or allocation.accessible == (work.memory == NODE_TAKES):
-        result = INVALID_VALUE      # the launch before left it, and nobody has freed it since
+        result = INVALID_VALUE      # the launch before left it, and no call has freed it since
     else:
         allocation.accessible = work.memory == NODE_TAKES
     drv_unlock()

@@ -208,7 +208,7 @@ cdef public CUresult cuGraphAddMemsetNode(Node** out, Graph* graph, Node** depen
 
 
 cdef public CUresult drv_copy_node(const void* params, Work* work) noexcept nogil:
-    """CUDA_MEMCPY3D as a piece of work: one whose slices follow each other without a gap."""
+    """CUDA_MEMCPY3D as a piece of work: a copy with slices that follow each other without a gap."""
     cdef Context* current
     cdef CUresult result = drv_current_context(&current)
     if result == SUCCESS:

@@ -18,7 +18,7 @@ cdef enum:
     LAUNCH_BUFFER_SIZE = 2
     LAUNCH_ATTRIBUTE_COOPERATIVE = 2
     KERNEL_NS = 2000            # the least a kernel takes
-    WAVE_NS = 5000              # one wave of blocks of a kernel that says nothing of itself
+    WAVE_NS = 5000              # one wave of blocks of a kernel without a length of its own
     BLOCKS_PER_SM = 8
 
 cdef public struct LaunchAttribute:
@@ -65,7 +65,7 @@ cdef void read_parameters(Function* function, void** parameters, void** extra, S
 cdef public CUresult drv_price_kernel(Function* function, const unsigned int* grid, const unsigned int* block,
                                       unsigned int shared_bytes, void** parameters, void** extra, Stream* stream,
                                       Work* work) noexcept nogil:
-    """Make a launch into a piece of work, or say what is wrong with it."""
+    """Make a launch into a piece of work, or return its error."""
     cdef SimTerms terms
     cdef double value
     cdef uint64_t blocks = <uint64_t>grid[0] * grid[1] * grid[2]

@@ -64,7 +64,7 @@ cdef const char* versions() noexcept nogil:
 cdef uint64_t find_symbol(const char* name) noexcept nogil:
     """Address of a symbol that this library exports; 0 if there is none.
 
-    Read from the library's own tables and not by dlsym: whoever interposes on dlsym would answer with its own.
+    Read from the library's own tables and not by dlsym: a library that interposes on dlsym would return its own.
     """
     cdef Dl_info info
     cdef link_map* library = NULL

@@ -1,7 +1,7 @@
 """Stream-ordered allocation: pools that keep what was freed until they are trimmed or a synchronisation lets it go.
 
 A pool takes memory from the GPU in steps (its *reserved* memory) and hands it out (its *used* memory). A step is 32
-MiB, or what VGPU_SIM_POOL_STEP says, in bytes: another driver's may be another.
+MiB, or VGPU_SIM_POOL_STEP bytes: another driver's step may be another.
 Memory freed in a stream is reusable at once: contents change at submission here, so no order can be violated.
 """
 

@@ -40,7 +40,7 @@ cdef extern from "<stdio.h>" nogil:
 
 cdef enum:
     FROZEN_LOOK_NS = 1_000_000
-    POLL_NS = 50000             # how often to look whether somebody else has let it go on, at first ...
+    POLL_NS = 50000             # how often to check whether another process has let it go on, at first ...
     POLL_MOST_NS = 1000000      # ... and after a long wait: 64 programs that wait would leave the host no time
     SPIN_NS = 5000              # a sleep shorter than this is not worth the system call
 
@@ -121,7 +121,7 @@ cdef void note_settings() noexcept nogil:
 
 
 cdef public const char* drv_setting(const char* name) noexcept nogil:
-    """What the environment said when the driver started; NULL: nothing."""
+    """The value in the environment when the driver started; NULL: none."""
     cdef int i
     for i in range(3):
         if setting_there[i] and strcmp(name, setting_names[i]) == 0:
@@ -213,7 +213,7 @@ cdef public void drv_end(Context* context) noexcept nogil:
 # -- restored on another GPU
 
 cdef void follow(Context* context, SimContext* left) noexcept nogil:
-    """Nothing of it was queued when it was checkpointed: its streams begin anew, and what had happened is told."""
+    """Nothing of it was queued when it was checkpointed: its streams begin anew, and past work is reported as done."""
     cdef SimGpu* old = context.gpu
     cdef SimGpu* new = gpus[(left.moved_to - 1) % SIM_MAX_GPUS]
     cdef uint32_t slot = left.moved_slot % SIM_CONTEXTS, before = context.slot, number
@@ -248,7 +248,7 @@ cdef void follow(Context* context, SimContext* left) noexcept nogil:
 
 
 cdef public void drv_follow() noexcept nogil:
-    """Whoever restored this process may have done so on other GPUs: its objects are of these from now on. Without
+    """The restoring process may have put this process on other GPUs: its objects are of these from now on. Without
     locks."""
     cdef Context* context
     cdef SimContext* here
@@ -324,7 +324,7 @@ cdef CUresult wait_for(Context* context, SimGpu* gpu, uint32_t slot, uint32_t ge
         if result != SUCCESS or done:
             return result
         now = now_ns()
-        # Nothing that takes time stands before it: it waits for a host word or somebody else's turn.
+        # Nothing that takes time is before it: it waits for a host word, or for another process.
         if at <= now + SPIN_NS:
             at = now + pause
             pause = min(pause + (pause >> 4), <int64_t>POLL_MOST_NS)

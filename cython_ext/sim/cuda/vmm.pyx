@@ -328,7 +328,7 @@ cdef public CUresult cuMemSetAccess(uint64_t address, size_t size, const Access*
     cdef CUresult result
     for i in range(count):
         if accesses[i].flags & 1:
-            # Host and peers follow the same pointer: who has any access shares the strongest.
+            # Host and peers follow the same pointer: all that have any access share the strongest.
             protection |= PROT_READ
         if accesses[i].flags & 2:
             protection |= PROT_WRITE
