@@ -77,7 +77,7 @@ def arguments() -> argparse.Namespace:
 
 
 @contextmanager
-def let_go(word: Word, pid: int) -> Iterator[None]:
+def release(word: Word, pid: int) -> Iterator[None]:
     """Whoever held the trainer up and died: it goes on, or the neighbours of what never ends would wait for it too."""
     try:
         yield
@@ -103,7 +103,7 @@ def main() -> int:
             stage.ready()
             pid = stage.window([trainer], min(args.seconds, 1.0)).results[0]["pid"]
             pace = partial(units_per_second, stage, trainer_alone, alone_s)
-            with let_go(Word(str(shared)), pid), Stage(ground) as inner:
+            with release(Word(str(shared)), pid), Stage(ground) as inner:
                 high = ("--priority", "high", "--burst")
                 stream = inner.vgpu("spatial", STREAM, args.split[0], *high, program=PAUSING, environment=environment)
                 inner.ready()

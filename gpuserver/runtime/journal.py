@@ -84,8 +84,9 @@ class ServerRow:
 
 @dataclass(frozen=True, slots=True)
 class VgpuRow:
-    """One vGPU as it is remembered. ``suspended``: its programs stand still. ``dozing``: those of them that do because
-    it was idle; then it comes back by itself. ``members``: the processes that its broker had admitted."""
+    """One vGPU as the journal has it. ``suspended``: its programs are suspended. ``idle_suspended``: the programs that
+    are suspended because the vGPU was idle; it comes back by itself. ``members``: the processes that its broker had
+    admitted."""
 
     vgpu_id: str
     key: VgpuIndex
@@ -96,7 +97,7 @@ class VgpuRow:
     book: AccountState | None
     suspended: bool = False
     passage: MigrationState = AT_REST
-    dozing: tuple[Process, ...] = ()
+    idle_suspended: tuple[Process, ...] = ()
     members: tuple[Member, ...] = ()
     origin: Origin = KEPT
 
@@ -108,7 +109,7 @@ class VgpuRow:
         *,
         suspended: bool = False,
         passage: MigrationState = AT_REST,
-        dozing: tuple[Process, ...] = (),
+        idle_suspended: tuple[Process, ...] = (),
         members: tuple[Member, ...] = (),
         origin: Origin = KEPT,
     ) -> Self:
@@ -122,7 +123,7 @@ class VgpuRow:
             book,
             suspended,
             passage,
-            dozing,
+            idle_suspended,
             members,
             origin,
         )
@@ -244,7 +245,7 @@ class Journal:
                         "book": None if book is None else _BOOK.validate_json(book),
                         "suspended": suspended,
                         "passage": AT_REST if passage is None else _PASSAGE.validate_json(passage),
-                        "dozing": () if dozing is None else _PROCESSES.validate_json(dozing),
+                        "idle_suspended": () if idle_suspended is None else _PROCESSES.validate_json(idle_suspended),
                         "members": () if members is None else _MEMBERS.validate_json(members),
                         "origin": KEPT if origin is None else _ORIGIN.validate_json(origin),
                     }
@@ -260,7 +261,7 @@ class Journal:
                     book,
                     suspended,
                     passage,
-                    dozing,
+                    idle_suspended,
                     members,
                     origin,
                 ) in rows
@@ -329,7 +330,7 @@ def _fit(row: VgpuRow) -> tuple[str | int | None, ...]:
         None if row.book is None else _BOOK.dump_json(row.book).decode(),
         row.suspended,
         None if row.passage == AT_REST else _PASSAGE.dump_json(row.passage).decode(),
-        _PROCESSES.dump_json(row.dozing).decode() if row.dozing else None,
+        _PROCESSES.dump_json(row.idle_suspended).decode() if row.idle_suspended else None,
         _MEMBERS.dump_json(row.members).decode() if row.members else None,
         None if row.origin == KEPT else _ORIGIN.dump_json(row.origin).decode(),
     )

@@ -63,7 +63,7 @@ class MpsWatch:
         self.reason = ""
         self._daemon = daemon
         self._attached = attached
-        self._tell = tell
+        self._record = tell
         self._seen = PartitionerStatus(None)
         self._stopped = False
         self._present = 0
@@ -77,7 +77,7 @@ class MpsWatch:
         while True:
             async with self.lifecycle_lock:
                 if wanted() and not self._stopped:
-                    await self.look()
+                    await self.check()
                 else:
                     self._seen, self.reason = PartitionerStatus(None), ""
             await trio.sleep(LOOK_S)
@@ -88,7 +88,7 @@ class MpsWatch:
             await trio.to_thread.run_sync(self._daemon.stop, abandon_on_cancel=True)
             self._stopped = True
 
-    async def look(self) -> None:
+    async def check(self) -> None:
         # The processes of the last look count, too: the end of MPS may have ended them.
         before, present = self._seen, self._attached()
         attached, self._present = max(present, self._present), present
@@ -97,14 +97,14 @@ class MpsWatch:
         hit = f"{counted(attached, 'process')} of this GPU may get errors from CUDA"
         if now.daemon is None:
             if before.daemon is not None:
-                self._tell(EventType.MPS_LOST, f"the MPS daemon (pid {before.daemon.pid}) is gone: {hit}")
+                self._record(EventType.MPS_LOST, f"the MPS daemon (pid {before.daemon.pid}) is gone: {hit}")
             await self._start_again()
             return
         for server in sorted(before.servers - now.servers, key=lambda process: process.pid):
             # Without an attached process the MPS server has only ended with its last process.
             if attached:
                 text = f"the MPS server (pid {server.pid}) is gone: {hit}; the daemon starts another for new ones"
-                self._tell(EventType.MPS_LOST, text)
+                self._record(EventType.MPS_LOST, text)
 
     async def _start_again(self) -> None:
         try:
@@ -112,9 +112,9 @@ class MpsWatch:
         except VgpuError as error:
             if str(error) != self.reason:
                 self.reason = str(error)
-                self._tell(EventType.MPS_FAILED, f"no MPS daemon: {error}")
+                self._record(EventType.MPS_FAILED, f"no MPS daemon: {error}")
             return
         self._seen = await trio.to_thread.run_sync(lambda: self._daemon.status(serving=False))
         self.reason = ""
         self.restarts += 1
-        self._tell(EventType.MPS_RESTARTED, f"another MPS daemon runs (pid {self.pid}): new processes work")
+        self._record(EventType.MPS_RESTARTED, f"another MPS daemon runs (pid {self.pid}): new processes work")

@@ -31,7 +31,7 @@ from gpuserver.runtime.leases.gangs import GangLinks
 from gpuserver.runtime.leases.tokens import TokenLoop
 from gpuserver.runtime.lifecycle.brokers import Brokers, find_broker
 from gpuserver.runtime.lifecycle.creation import Creations
-from gpuserver.runtime.lifecycle.dozing import Dozing
+from gpuserver.runtime.lifecycle.idle_suspend import IdleSuspension
 from gpuserver.runtime.lifecycle.migration import Migration
 from gpuserver.runtime.lifecycle.removal import Removal
 from gpuserver.runtime.lifecycle.reports import BrokerReports
@@ -146,7 +146,7 @@ class GpuServer:
         removal = Removal(state, self._suspension, self._brokers, self._memory)
         self._creations = Creations(state, self._memory, self._brokers, self._swapping, self._suspension, removal)
         self._migration = Migration(state, self._suspension, self._brokers, self._creations, removal)
-        self._dozing = Dozing(state, self._suspension)
+        self._dozing = IdleSuspension(state, self._suspension)
         self._housekeeping = Housekeeping(state, self._gpu, self._swapping, self._memory, self._migration, removal)
         self._control = Control(
             state,
@@ -215,13 +215,13 @@ class GpuServer:
         state.registry.restore(
             (
                 *(r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns),
-                r.suspended and not (r.passage.goes_on or r.dozing),  # otherwise its place is kept for it
+                r.suspended and not (r.passage.goes_on or r.idle_suspended),  # otherwise its place is kept for it
             )
             for r in rows
         )
         for row in rows:
             vgpu = state.enlist(state.registry[row.vgpu_id], row.book, passage=row.passage, quiesced=row.suspended)
-            vgpu.dozing, vgpu.written, vgpu.origin = row.dozing, True, row.origin
+            vgpu.idle_suspended, vgpu.written, vgpu.origin = row.idle_suspended, True, row.origin
             vgpu.returning = row.members
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:

@@ -160,7 +160,7 @@ class GpuState:
         self.tokens.add(record.key, vgpu.grants, record.share, book)
         if record.suspended or quiesced:
             vgpu.stand_still()
-            self.tokens.bench(record.key)
+            self.tokens.park(record.key)
         for act in self.at_enlist:
             act(vgpu)
         self.refresh_gangs()

@@ -163,7 +163,7 @@ class Vgpu:
     """Held during suspend, resume and migrate."""
     quiesced: bool = False
     """Its programs are stopped, or are about to be."""
-    dozing: tuple[Process, ...] = ()
+    idle_suspended: tuple[Process, ...] = ()
     """Its processes that are stopped because it was idle, until one of them wants the GPU. Empty: it is not
     idle-suspended."""
     lends_memory: bool = False
@@ -377,7 +377,7 @@ class Vgpu:
             self.booked(book),
             suspended=self.quiesced,
             passage=passage,
-            dozing=self.dozing,
+            idle_suspended=self.idle_suspended,
             members=(*self.members.values(), *back),
             origin=self.origin,
         )

@@ -198,12 +198,12 @@ class Cluster(Agenda):
                 if not self.overtaking:
                     at_ns = max(at_ns, self.arrives.get((gpu.index, other.index), 0))
                 self.arrives[gpu.index, other.index] = at_ns
-                self.at(at_ns, lambda other=other: self.hear(other, gpu, outlooks))  # type: ignore[misc]
+                self.at(at_ns, lambda other=other: self.receive(other, gpu, outlooks))  # type: ignore[misc]
 
-    def hear(self, gpu: Gpu, sender: Gpu, outlooks: dict[str, GangMemberStatus]) -> None:
+    def receive(self, gpu: Gpu, sender: Gpu, outlooks: dict[str, GangMemberStatus]) -> None:
         if gpu.stopped:
             return
-        for event in self.gangs[gpu.index].hear(sender.index, outlooks, self.now_ns):
+        for event in self.gangs[gpu.index].receive(sender.index, outlooks, self.now_ns):
             gpu._deliver(event)
 
     def stop(self, index: int) -> None:

@@ -75,7 +75,7 @@ LEASE = GangMemberStatus(bound=True, start_ns=20 * MS, end_ns=40 * MS)
 def test_what_the_others_say_means(here: int, said: dict[int, GangMemberStatus], gang_window: GangWindow) -> None:
     gangs = Gangs(here)
     gangs.enroll({"g": 7}, 0)
-    events = [event for gpu, outlook in said.items() for event in gangs.hear(gpu, {"g": outlook, "other": LEASE}, 0)]
+    events = [event for gpu, outlook in said.items() for event in gangs.receive(gpu, {"g": outlook, "other": LEASE}, 0)]
     found = events[-1] if events else gangs.enroll({"g": 7}, 0)[-1]
     assert found.vgpu == 7
     assert found.gang_window is not None
@@ -92,8 +92,8 @@ def test_what_the_others_say_means(here: int, said: dict[int, GangMemberStatus],
 def test_a_server_that_is_silent_or_gone_binds_nobody() -> None:
     gangs = Gangs(2)
     gangs.enroll({"g": 7}, 0)
-    gangs.hear(0, {"g": LEASE}, 0)
-    [later] = gangs.hear(1, {"g": BOUND}, LAPSE)
+    gangs.receive(0, {"g": LEASE}, 0)
+    [later] = gangs.receive(1, {"g": BOUND}, LAPSE)
     assert later.gang_window is not None
     assert later.gang_window.leader == 1
     [gone] = gangs.lose(1, LAPSE)
@@ -104,9 +104,9 @@ def test_a_server_that_is_silent_or_gone_binds_nobody() -> None:
 def test_who_leaves_a_gang_is_free() -> None:
     gangs = Gangs(1)
     gangs.enroll({"g": 7}, 0)
-    gangs.hear(0, {"g": BOUND}, 0)
+    gangs.receive(0, {"g": BOUND}, 0)
     assert gangs.enroll({}, 0) == [GangCalled(7, None)]
-    assert gangs.hear(0, {"g": BOUND}, 0) == []
+    assert gangs.receive(0, {"g": BOUND}, 0) == []
 
 
 # --- one scheduler
@@ -421,9 +421,9 @@ def test_a_gang_takes_nothing_from_who_is_in_none(seed: int, gang_ppm: int, hard
 class NobodyIsLate(Gangs):
     """Whoever waits for a member that has had its turn waits for its next one."""
 
-    def hear(self, gpu_index: int, outlooks: dict[GangName, GangMemberStatus], now_ns: int) -> list[GangCalled]:  # type: ignore[override]
+    def receive(self, gpu_index: int, outlooks: dict[GangName, GangMemberStatus], now_ns: int) -> list[GangCalled]:  # type: ignore[override]
         blind = {gang: GangMemberStatus(o.bound, o.start_ns, o.end_ns, False, o.ready) for gang, o in outlooks.items()}
-        return super().hear(gpu_index, blind, now_ns)
+        return super().receive(gpu_index, blind, now_ns)
 
 
 class NothingLapses(Gangs):

@@ -12,7 +12,7 @@ from gpuserver.core.states.idle import AGAIN_LEAST_NS, AGAIN_MOST_NS, IdleState,
 
 PATIENCE_NS = 60_000_000_000
 IDLE = IdleState(patience_ns=PATIENCE_NS, used_ns=0)
-DOZING = replace(IDLE, suspended=True, quiesced=True, suspended_ns=PATIENCE_NS)
+IDLE_SUSPENDED = replace(IDLE, suspended=True, quiesced=True, suspended_ns=PATIENCE_NS)
 
 
 @pytest.mark.parametrize(
@@ -28,15 +28,15 @@ DOZING = replace(IDLE, suspended=True, quiesced=True, suspended_ns=PATIENCE_NS)
         (replace(IDLE, failures=1, tried_ns=PATIENCE_NS), 2 * PATIENCE_NS, Step.SUSPEND),
         (replace(IDLE, failures=2, tried_ns=PATIENCE_NS), 3 * PATIENCE_NS - 1, Step.STAY),
         (replace(IDLE, failures=2, tried_ns=PATIENCE_NS), 3 * PATIENCE_NS, Step.SUSPEND),
-        (DOZING, 1 << 62, Step.STAY),
-        (replace(DOZING, wants=True), PATIENCE_NS, Step.RESUME),
-        (replace(DOZING, used_ns=PATIENCE_NS + 1), PATIENCE_NS + 1, Step.RESUME),
-        (replace(DOZING, used_ns=PATIENCE_NS), 1 << 62, Step.STAY),
-        (replace(DOZING, programs=False), PATIENCE_NS, Step.RESUME),
-        (replace(DOZING, patience_ns=0), PATIENCE_NS, Step.RESUME),
-        (replace(DOZING, wants=True, failures=1, tried_ns=7), 7 + AGAIN_LEAST_NS - 1, Step.STAY),
-        (replace(DOZING, wants=True, failures=1, tried_ns=7), 7 + AGAIN_LEAST_NS, Step.RESUME),
-        (replace(DOZING, wants=True, failures=1000, tried_ns=7), 7 + AGAIN_MOST_NS, Step.RESUME),
+        (IDLE_SUSPENDED, 1 << 62, Step.STAY),
+        (replace(IDLE_SUSPENDED, wants=True), PATIENCE_NS, Step.RESUME),
+        (replace(IDLE_SUSPENDED, used_ns=PATIENCE_NS + 1), PATIENCE_NS + 1, Step.RESUME),
+        (replace(IDLE_SUSPENDED, used_ns=PATIENCE_NS), 1 << 62, Step.STAY),
+        (replace(IDLE_SUSPENDED, programs=False), PATIENCE_NS, Step.RESUME),
+        (replace(IDLE_SUSPENDED, patience_ns=0), PATIENCE_NS, Step.RESUME),
+        (replace(IDLE_SUSPENDED, wants=True, failures=1, tried_ns=7), 7 + AGAIN_LEAST_NS - 1, Step.STAY),
+        (replace(IDLE_SUSPENDED, wants=True, failures=1, tried_ns=7), 7 + AGAIN_LEAST_NS, Step.RESUME),
+        (replace(IDLE_SUSPENDED, wants=True, failures=1000, tried_ns=7), 7 + AGAIN_MOST_NS, Step.RESUME),
     ],
 )
 def test_the_rules(vgpu: IdleState, now_ns: int, step: Step) -> None:
@@ -45,7 +45,7 @@ def test_the_rules(vgpu: IdleState, now_ns: int, step: Step) -> None:
 
 class Server(RuleBasedStateMachine):
     """A shell that looks every now and then, whose attempts may fail, and which may be killed and begin again knowing
-    only who dozes. The twin knows when the vGPU was used, and since when somebody waits."""
+    only an idle-suspended vGPU. The twin knows when the vGPU was used, and since when somebody waits."""
 
     @initialize(patience_ns=st.sampled_from((1_000_000_000, 600_000_000_000)))
     def create(self, patience_ns: int) -> None:

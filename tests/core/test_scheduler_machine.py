@@ -82,7 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.run.keys) > 1)
     @rule(index=st.integers(0, 5))
-    def bench(self, index: int) -> None:
+    def park(self, index: int) -> None:
         """Away from the card: it has no leases, and keeps its book."""
         key = self.key(index)
         book = self.run.scheduler.books(self.run.now_ns)[key]
@@ -91,7 +91,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.aside)
     @rule()
-    def unbench(self) -> None:
+    def unpark(self) -> None:
         self.run.add(*self.aside.pop())
 
     @precondition(lambda self: self.mode is Mode.TEMPORAL and self.run.keys)

@@ -29,10 +29,10 @@ class Tokens:
     def __init__(self) -> None:
         self.said = GangMemberStatus()
         self.heard: list[GangCalled] = []
-        self._look: Callable[[], None] = lambda: None
+        self._publish: Callable[[], None] = lambda: None
 
     def on_decision(self, look: Callable[[], None]) -> None:
-        self._look = look
+        self._publish = look
 
     def outlook(self, key: VgpuIndex) -> GangMemberStatus:
         return self.said
@@ -42,7 +42,7 @@ class Tokens:
 
     def decide(self, outlook: GangMemberStatus) -> None:
         self.said = outlook
-        self._look()
+        self._publish()
 
 
 def vgpu(number: int = 1, uid: int = 7, **fields: Any) -> Vgpu:
@@ -89,8 +89,8 @@ async def _hears_and_is_free_again() -> None:
     (leader, low), (follower, high) = server(0), server(1)
     one, other = link_pair()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(low.converse, one)
-        nursery.start_soon(high.converse, other)
+        nursery.start_soon(low.serve_link, one)
+        nursery.start_soon(high.serve_link, other)
         leader.decide(GangMemberStatus(bound=True, start_ns=5, end_ns=9))
         await until(
             lambda: any(
@@ -115,7 +115,7 @@ async def _says(message: dict[str, Any]) -> list[GangCalled]:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(one.send, message)
             async with other:
-                await links.converse(other)
+                await links.serve_link(other)
     one.close()
     return tokens.heard
 

@@ -33,10 +33,10 @@ def rows(count: int) -> list[VgpuRow]:
         passage = (
             MigrationState(goes_on=True, leaving=1, home="GPU-1", programs=(Process(7, 8),)) if n % 3 == 1 else AT_REST
         )
-        dozing = (Process(7, 8), Process(9, 1)) if n % 3 == 2 else ()
+        idle_suspended = (Process(7, 8), Process(9, 1)) if n % 3 == 2 else ()
         book = BOOK if n % 2 else None
         members = (Member(n, Process(7, 8), 1000, "a"), Member(63, Process(9, 1), alive=False)) if n % 2 else ()
-        more = {"passage": passage, "dozing": dozing, "members": members}
+        more = {"passage": passage, "idle_suspended": idle_suspended, "members": members}
         made.append(VgpuRow.of(record, book, suspended=n % 3 == 2, **more))  # type: ignore[arg-type]
     return made
 

@@ -114,7 +114,7 @@ class Server:
     async def processes(self, vgpu: Vgpu) -> list[Process]:
         return list(self.programs)
 
-    async def halt(self, vgpu: Vgpu) -> None:
+    async def quiesce(self, vgpu: Vgpu) -> None:
         self.done.append("halt")
         vgpu.quiesced = True
 
@@ -122,7 +122,7 @@ class Server:
         self.done.append("resume")
         vgpu.quiesced, vgpu.passage = False, vgpu.passage.brought_back()
 
-    def let_go(self, vgpu: Vgpu) -> None:
+    def release(self, vgpu: Vgpu) -> None:
         self.done.append("let go")
 
     def claim(self, vgpu: Vgpu) -> None:

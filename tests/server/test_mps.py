@@ -203,9 +203,9 @@ def test_who_has_ended_with_the_daemon_is_counted() -> None:
     watch = MpsWatch(daemon, lambda: attached.pop(0), lambda kind, text: told.append(text))
 
     async def looks() -> None:
-        await watch.look()
+        await watch.check()
         daemon.stop()
-        await watch.look()
+        await watch.check()
 
     trio.run(looks)
     assert "3 processes of this GPU may get errors" in told[0]
@@ -217,10 +217,10 @@ def watched(daemon: Mortal, attached: int, *happenings: Callable[[], None]) -> t
     watch = MpsWatch(daemon, lambda: attached, lambda kind, text: told.append(f"{kind}: {text}"))
 
     async def looks() -> None:
-        await watch.look()
+        await watch.check()
         for happens in happenings:
             happens()
-            await watch.look()
+            await watch.check()
 
     trio.run(looks)
     return watch, told

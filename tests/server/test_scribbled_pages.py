@@ -126,7 +126,7 @@ def record(vgpu: Vgpu) -> None:
         record=lambda recorder, work: None,
         forget_recorder=lambda recorder: None,
         snapshot=list,
-        hear=lambda: None,
+        drain_events=lambda: None,
         period_ns=1,
     )
     state = SimpleNamespace(

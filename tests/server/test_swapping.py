@@ -120,10 +120,10 @@ class Stage:
 
         vgpus = {vgpu.record.vgpu_id: vgpu for vgpu in played}
         tokens = SimpleNamespace(
-            bench=lambda key: None,
-            unbench=lambda key, share: None,
+            park=lambda key: None,
+            unpark=lambda key, share: None,
             wants=lambda key: True,
-            heard_ns=lambda key: 0,
+            last_event_ns=lambda key: 0,
         )
         self.state = SimpleNamespace(
             settings=SimpleNamespace(host_memory_bytes=1 << 40),

@@ -115,11 +115,11 @@ def test_a_wish_that_nobody_looked_at_is_remembered(card: Card) -> None:
         card.voices[1].say(want=True)
         await until(lambda: bool(card.pages[1].plan().open_epoch))
         card.voices[1].say(want=False)
-        await until(lambda: card.loop.heard_ns(1) >= began_ns and not card.loop.wants(1))
-        assert card.loop.heard_ns(0) == 0
-        heard_ns = card.loop.heard_ns(1)
-        card.loop.bench(1)
-        assert card.loop.heard_ns(1) >= heard_ns
+        await until(lambda: card.loop.last_event_ns(1) >= began_ns and not card.loop.wants(1))
+        assert card.loop.last_event_ns(0) == 0
+        last_event_ns = card.loop.last_event_ns(1)
+        card.loop.park(1)
+        assert card.loop.last_event_ns(1) >= last_event_ns
 
     card.play(act)
 
@@ -129,14 +129,14 @@ def test_the_account_of_a_vgpu_is_known_on_the_bench_and_as_it_is_removed(card: 
     had = AccountState(lag_ns=0, bucket_ns=0, held_ns=9, busy_ns=8, overuse_ns=7, tokens=6)
     card.pages.append(grants())
     card.loop.add(7, card.pages[2], Share(PPM), had)
-    assert card.loop.benched(7) is None
-    card.loop.bench(7)
+    assert card.loop.parked_account(7) is None
+    card.loop.park(7)
     assert 7 not in card.loop.statements()
-    benched = card.loop.benched(7)
-    assert benched is not None
-    for book in (benched, card.loop.remove(7)):
+    parked_account = card.loop.parked_account(7)
+    assert parked_account is not None
+    for book in (parked_account, card.loop.remove(7)):
         assert replace(book, lag_ns=0, bucket_ns=0) == had
-    assert card.loop.benched(7) is None
+    assert card.loop.parked_account(7) is None
 
 
 @pytest.mark.parametrize("card", [TemporalScheduler, SpatialScheduler], indirect=True)
@@ -155,7 +155,7 @@ def test_a_debt_to_its_limit_is_paid_as_time_passes_on_the_bench_and_off_it(
     )
     Voice(card.relays, 7).say(want=True)
     trio.run(until, lambda: card.loop.wants(7))
-    card.loop.hear()
+    card.loop.drain_events()
 
     def debt_s() -> int:
         return round(-card.loop.books()[7].bucket_ns / second)
@@ -163,13 +163,13 @@ def test_a_debt_to_its_limit_is_paid_as_time_passes_on_the_bench_and_off_it(
     assert debt_s() == 10
     passed = 4 * second
     assert debt_s() == 8
-    card.loop.bench(7)
+    card.loop.park(7)
     passed = 8 * second
     assert debt_s() == 6
     card.loop.change(7, Share(PPM // 4, PPM // 4, sm_mpercent=50_000))
     passed = 12 * second
     assert debt_s() == 5
-    card.loop.unbench(7, capped)
+    card.loop.unpark(7, capped)
     assert debt_s() == 5
     assert card.loop.statements()[7].throttled
 
@@ -182,16 +182,16 @@ def test_nobody_goes_beside_what_a_vgpu_on_the_bench_has_queued() -> None:
         async def act() -> None:
             card.voices[0].say(want=True)
             await until(lambda: card.pages[0].plan().open_epoch == 1)
-            card.loop.bench(0)
+            card.loop.park(0)
             card.voices[1].say(want=True)
             await until(lambda: granted(card.pages[1]))
             assert card.dispatcher.outstanding(1) == [(2, False)]
             card.voices[0].say(want=True, drained_epoch=1)
             await until(lambda: card.dispatcher.outstanding(1) == [(2, True)])
-            card.loop.bench(1)
+            card.loop.park(1)
             card.voices[1].say(want=True, drained_epoch=2)
             await until(lambda: not card.dispatcher.outstanding(1))
-            card.loop.unbench(0, HALF)
+            card.loop.unpark(0, HALF)
             await until(lambda: card.dispatcher.outstanding(0) == [(3, True)])
 
         card.play(act)
@@ -217,7 +217,7 @@ def test_what_a_vgpu_on_the_bench_has_queued_is_charged_to_it_until_somebody_els
         assert begun is not None
         if beside == "before":
             await other_goes()
-        card.loop.bench(0)
+        card.loop.park(0)
         before = card.loop.books()[0]
         if beside == "later":
             charged_ns = await other_goes() - begun.start_ns
@@ -229,7 +229,7 @@ def test_what_a_vgpu_on_the_bench_has_queued_is_charged_to_it_until_somebody_els
             charged_ns = drained_ns - begun.start_ns
         card.voices[0].say(want=True, drained_epoch=1, drained_ns=drained_ns)
         await until(lambda: not card.dispatcher.outstanding(0))
-        card.loop.hear()
+        card.loop.drain_events()
         book = card.loop.books()[0]
         assert book.held_ns == charged_ns
         more_ns = book.held_ns - before.held_ns
@@ -248,19 +248,19 @@ def test_what_it_had_queued_is_charged_once_however_often_a_vgpu_goes_to_the_ben
         await until(lambda: card.pages[0].plan().open_epoch == 1)
         begun = card.pages[0].plan().current
         assert begun is not None
-        card.loop.bench(0)
+        card.loop.park(0)
         await trio.sleep(0.001)
         before_ns = time.monotonic_ns()
-        card.loop.unbench(0, HALF)
+        card.loop.unpark(0, HALF)
         assert card.loop.books()[0].held_ns >= before_ns - begun.start_ns
         await until(lambda: [went for _, went in card.dispatcher.outstanding(0)] == [True, True])
         last = max(epoch for epoch, _ in card.dispatcher.outstanding(0))
-        card.loop.bench(0)
+        card.loop.park(0)
         await trio.sleep(0.001)
         drained_ns = time.monotonic_ns()
         card.voices[0].say(want=True, drained_epoch=last, drained_ns=drained_ns)
         await until(lambda: not card.dispatcher.outstanding(0))
-        card.loop.hear()
+        card.loop.drain_events()
         book = card.loop.books()[0]
         assert before_ns - begun.start_ns < book.held_ns <= drained_ns - begun.start_ns
 

@@ -44,11 +44,11 @@ class Stopped:
     def stop(self, pid: int, seconds: float) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-            timer = threading.Timer(seconds, self._go_on, [pid])
+            timer = threading.Timer(seconds, self._resume_after, [pid])
             self._timers.append(timer)
             timer.start()
 
-    def _go_on(self, pid: int) -> None:
+    def _resume_after(self, pid: int) -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
 

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 CLASSES = """
     Happening VgpuReading GpuReading Departure Survey Silence Metering Board Desk Turn Face Hold Went Statement
     Book Served Membership Competition Deadlines Muster Mustered Outlook Passage VgpuKey Outsider Trifles
-    Foreseen Sleeper
+    Foreseen Sleeper Dozing Bench MpsLook MpsDaemon
 """
 """Retired names of classes (the glossary): where one stands in code, another word is meant."""
 

@@ -295,11 +295,11 @@ class Registry:
                 f"{', '.join(oversubscribed)} may own more memory than the card has, which takes temporal mode",
                 "remove them first: vgpuctl rm ID",
             )
-        dozing = [record.vgpu_id for record in self if record.spec.idle_suspend_ns]
-        if mode is Mode.SPATIAL and dozing:
+        idle_suspended = [record.vgpu_id for record in self if record.spec.idle_suspend_ns]
+        if mode is Mode.SPATIAL and idle_suspended:
             raise VgpuError(
                 ErrorCode.MODE,
-                f"{', '.join(dozing)} are to be suspended when they are idle, which MPS does not allow",
+                f"{', '.join(idle_suspended)} are to be suspended when they are idle, which MPS does not allow",
                 "give that up first: vgpuctl set ID --idle-suspend off",
             )
         changed = {

@@ -73,7 +73,7 @@ class Gangs:
         self._members = dict(members)
         return [*(GangCalled(key, None) for key in sorted(left)), *self._gang_windows(self._members, now_ns)]
 
-    def hear(self, gpu_index: int, outlooks: Mapping[GangName, GangMemberStatus], now_ns: int) -> list[GangCalled]:
+    def receive(self, gpu_index: int, outlooks: Mapping[GangName, GangMemberStatus], now_ns: int) -> list[GangCalled]:
         """The server of GPU ``gpu_index`` has sent the status of all its members."""
         _, before = self._received.get(gpu_index, (0, {}))
         self._received[gpu_index] = now_ns, outlooks

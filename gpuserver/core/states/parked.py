@@ -49,17 +49,17 @@ class ParkedAccounts:
     def book(self, key: VgpuIndex, now_ns: int) -> AccountState:
         return self._stays[key].book(now_ns)
 
-    def sit(self, key: VgpuIndex, book: AccountState, limit_ppm: int, now_ns: int) -> None:
+    def park(self, key: VgpuIndex, book: AccountState, limit_ppm: int, now_ns: int) -> None:
         self._stays[key] = _Stay(book, limit_ppm, now_ns)
 
     def change(self, key: VgpuIndex, limit_ppm: int, now_ns: int) -> None:
-        self.sit(key, self._stays[key].book(now_ns), limit_ppm, now_ns)
+        self.park(key, self._stays[key].book(now_ns), limit_ppm, now_ns)
 
     def leave(self, key: VgpuIndex, epoch: int, since_ns: int) -> None:
         """A lease of ``key`` was in force and has not drained. ``since_ns``: ``FAR_NS`` if another one is charged."""
         self.leaving[key, epoch] = since_ns
 
-    def rise(self, key: VgpuIndex, now_ns: int) -> AccountState:
+    def unpark(self, key: VgpuIndex, now_ns: int) -> AccountState:
         """``key`` competes again, with this account."""
         self._charge(key, now_ns)
         return self._stays.pop(key).book(now_ns)

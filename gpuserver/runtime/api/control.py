@@ -145,9 +145,9 @@ class Control:
                 if hello is None:
                     return
                 if hello.role == "broker":
-                    await self._brokers.converse(link, peer.process)
+                    await self._brokers.serve_link(link, peer.process)
                 elif hello.role == "server":
-                    await self._state.gangs.converse(link)
+                    await self._state.gangs.serve_link(link)
                 else:
                     await self._serve_requests(link)
             except LinkErrors as error:
@@ -275,7 +275,7 @@ class Control:
             link_name(state.settings.paths, record.owner.uid, record.spec.name, record.vgpu_id)
         state.apply_shares()
         await self._swapping.make_room()
-        if change.changes.idle_suspend_ns and not vgpu.dozing:
+        if change.changes.idle_suspend_ns and not vgpu.idle_suspended:
             await self._suspension.probe(vgpu)
         await self._brokers.changed(vgpu)
         written = await state.persist()
@@ -406,7 +406,7 @@ class Control:
         """``statement`` None: the scheduler does not know it, now or for ever."""
         state = self._state
         if statement is None:
-            book = vgpu.closed or state.tokens.benched(vgpu.record.key)
+            book = vgpu.closed or state.tokens.parked_account(vgpu.record.key)
             assert book is not None
             statement = statement_of(vgpu.record, book)
         rates = state.window.rates(now_ns, statement)
@@ -458,7 +458,7 @@ class Control:
             open_ended=any(v.open_ended for v in vgpus) and not any(r.tokens_per_second for r in rates),
             server_pid=os.getpid(),
             restarts=0,
-            events_heard=state.tokens.events_heard,
+            events_heard=state.tokens.events_drained,
             window_ns=state.policy.window_ns,
             mps_pid=self._mps.pid,
             mps_restarts=self._mps.restarts,

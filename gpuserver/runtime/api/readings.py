@@ -140,7 +140,7 @@ def _state(
     if vgpu.passage.next_step is not Step.STAY:
         return "moving"
     if vgpu.quiesced:
-        return "idle-suspended" if vgpu.dozing else "suspended"
+        return "idle-suspended" if vgpu.idle_suspended else "suspended"
     if vgpu.swapped_out and vgpu.movable_bytes:
         return "swapped"
     if vgpu.failure:
@@ -320,7 +320,7 @@ def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:
     """Why it cannot be suspended by itself, or brought back, as far as is known."""
     spec, owner, mine = vgpu.record.spec, vgpu.record.owner.uid, os.geteuid()
     if vgpu.suspend_error:
-        what = "brought back" if vgpu.dozing else "suspended when it is idle"
+        what = "brought back" if vgpu.idle_suspended else "suspended when it is idle"
         return (f"It cannot be {what}: {vgpu.suspend_error}. It is tried again.",)
     if spec.idle_suspend_ns and spec.oversubscribe is None and mine not in {0, owner}:
         return (f"The node runs as uid {mine}, and may not suspend programs of uid {owner} when they are idle.",)

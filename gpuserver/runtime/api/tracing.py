@@ -126,7 +126,7 @@ class _Recording:
     def _look(self) -> None:
         now_ns = time.monotonic_ns()
         if not self._finished and now_ns >= self._end_ns:
-            self._state.tokens.hear()
+            self._state.tokens.drain_events()
             self._recorder.finish(self._end_ns)
             self._finished = True
         if self._work:

@@ -59,7 +59,7 @@ class GangLinks:
         self._gangs = Gangs(gpu_index)
         self._told: dict[GangName, GangMemberStatus] = {}
         self._moved = trio.Event()
-        tokens.on_decision(self._look)
+        tokens.on_decision(self._publish)
 
     def enroll(self, vgpus: Iterable[Vgpu], mode: Mode) -> None:
         """These are the vGPUs here. Of two vGPUs of one gang the older is its member; the other is in no gang."""
@@ -70,8 +70,8 @@ class GangLinks:
                 members.setdefault(gang, vgpu.record.key)
         if members != self._gangs.members:
             log.info("gangs", members=members)
-            self._tell_scheduler(self._gangs.enroll(members, time.monotonic_ns()))
-            self._look()
+            self._forward(self._gangs.enroll(members, time.monotonic_ns()))
+            self._publish()
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -85,22 +85,22 @@ class GangLinks:
             try:
                 link, _ = await open_link(self._paths.server_socket(gpu_index), Hello(role="server"))
                 async with link:
-                    await self.converse(link)
+                    await self.serve_link(link)
             except LinkErrors as error:
                 log.debug("no link to another GPU's server", gpu=gpu_index, reason=str(error))
             await trio.sleep(REDIAL_S)
 
-    async def converse(self, link: MessageStream) -> None:
+    async def serve_link(self, link: MessageStream) -> None:
         """Both ends of a link: send and receive, until it ends. An error of the link ends this link only."""
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell, link, nursery.cancel_scope)
+            nursery.start_soon(self._send, link, nursery.cancel_scope)
             try:
-                await self._hear(link)
+                await self._receive(link)
             except LinkErrors as error:
                 log.info("link to another GPU's server ended", reason=str(error))
             nursery.cancel_scope.cancel()
 
-    async def _hear(self, link: MessageStream) -> None:
+    async def _receive(self, link: MessageStream) -> None:
         peer: int | None = None
         try:
             while (received := await link.receive()) is not None:
@@ -108,12 +108,12 @@ class GangLinks:
                 if outlooks.gpu_index == self._gpu_index or peer not in {None, outlooks.gpu_index}:
                     raise ProtocolError(f"the server of another GPU calls itself GPU {outlooks.gpu_index}")
                 peer = outlooks.gpu_index
-                self._tell_scheduler(self._gangs.hear(peer, _heard(outlooks), time.monotonic_ns()))
+                self._forward(self._gangs.receive(peer, _parsed(outlooks), time.monotonic_ns()))
         finally:
             if peer is not None:
-                self._tell_scheduler(self._gangs.lose(peer, time.monotonic_ns()))
+                self._forward(self._gangs.lose(peer, time.monotonic_ns()))
 
-    async def _tell(self, link: MessageStream, ended: trio.CancelScope) -> None:
+    async def _send(self, link: MessageStream, ended: trio.CancelScope) -> None:
         while True:
             moved = self._moved
             try:
@@ -129,7 +129,7 @@ class GangLinks:
     def _outlooks(self) -> dict[GangName, GangMemberStatus]:
         return {gang: self._tokens.outlook(key) for gang, key in self._gangs.members.items()}
 
-    def _look(self) -> None:
+    def _publish(self) -> None:
         """Called after every decision: if a status has changed, wake the senders."""
         outlooks = self._outlooks()
         if outlooks != self._told:
@@ -137,7 +137,7 @@ class GangLinks:
             self._moved.set()
             self._moved = trio.Event()
 
-    def _tell_scheduler(self, events: Iterable[GangCalled]) -> None:
+    def _forward(self, events: Iterable[GangCalled]) -> None:
         for event in events:
             self._tokens.gang_window(event)
 
@@ -157,5 +157,5 @@ def _message(gpu_index: int, outlooks: dict[GangName, GangMemberStatus]) -> Outl
     return Outlooks(gpu_index=gpu_index, members=members)
 
 
-def _heard(outlooks: Outlooks) -> dict[GangName, GangMemberStatus]:
+def _parsed(outlooks: Outlooks) -> dict[GangName, GangMemberStatus]:
     return {m.gang: GangMemberStatus(m.bound, m.start_ns, m.end_ns, m.late, m.ready) for m in outlooks.members}

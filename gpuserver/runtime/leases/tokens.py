@@ -70,15 +70,15 @@ class TokenLoop:
         self._scheduler = scheduler
         self._dispatcher = dispatcher
         self.meters = Meters()
-        self.events_heard = 0
+        self.events_drained = 0
         """Events of the dispatcher since the server began."""
         self._grants: dict[VgpuIndex, GrantsPage] = {}
         self._published: dict[VgpuIndex, set[int]] = {}
-        self._bench = ParkedAccounts()
+        self._parked = ParkedAccounts()
         self._wanting: set[VgpuIndex] = set()
         self._wanted_ns: dict[VgpuIndex, int] = {}
         """Until when each vGPU has wanted, for those that want or have wanted in the last second."""
-        self._heard_ns: dict[VgpuIndex, int] = {}
+        self._last_event_ns: dict[VgpuIndex, int] = {}
         self._recorders: tuple[Recorder, ...] = ()
         self._activity_recorders: set[Recorder] = set()
         """The recorders for which hooks record what they see."""
@@ -90,16 +90,16 @@ class TokenLoop:
         self._alarm: trio.CancelScope | None = None
         self._alarm_ns: int | None = None
         """The scheduler's deadline for which the alarm is set."""
-        self._look: Callable[[], None] = lambda: None
+        self._on_decision: Callable[[], None] = lambda: None
 
     def on_decision(self, look: Callable[[], None]) -> None:
         """``look`` is called after every decision."""
-        self._look = look
+        self._on_decision = look
 
     # --- vGPUs arrive, change and leave
 
     def add(self, key: VgpuIndex, grants: GrantsPage, share: Share, book: AccountState | None = None) -> None:
-        self.hear()  # earlier reports first: here, and at every other change
+        self.drain_events()  # earlier reports first: here, and at every other change
         self._grants[key] = grants
         self._published[key] = set()
         self._dispatcher.add(key, grants)
@@ -113,31 +113,31 @@ class TokenLoop:
         self._handle(Added(key, share, book))
         self._show_contention()
 
-    def bench(self, key: VgpuIndex) -> None:
+    def park(self, key: VgpuIndex) -> None:
         """Park the vGPU: it has no leases any more, and keeps its account. A lease that it holds ends now."""
-        self.hear()
-        if key in self._bench:
+        self.drain_events()
+        if key in self._parked:
             return
         now_ns = time.monotonic_ns()
         (limit_ppm,) = (s.limit_ppm for s in self._scheduler.snapshot(now_ns) if s.vgpu == key)
-        self._bench.sit(key, self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
+        self._parked.park(key, self._scheduler.books(now_ns)[key], limit_ppm, now_ns)
         self.meters.rest(key)
         epochs = self._published.pop(key)
         others = any(went for other in self._published for _, went in self._scheduler.published(other))
         for epoch in epochs:
             if not self._dispatcher.withdraw(key, word_of(epoch)):
-                self._bench.leave(key, epoch, FAR_NS if others else now_ns)
+                self._parked.leave(key, epoch, FAR_NS if others else now_ns)
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
         self._handle(Removed(key))
         self._show_contention()
 
-    def unbench(self, key: VgpuIndex, share: Share) -> None:
+    def unpark(self, key: VgpuIndex, share: Share) -> None:
         """Unpark the vGPU: it competes again, with the account that it had."""
-        self.hear()
-        if key not in self._bench:
+        self.drain_events()
+        if key not in self._parked:
             return
-        book = self._bench.rise(key, time.monotonic_ns())
+        book = self._parked.unpark(key, time.monotonic_ns())
         self._published[key] = set()
         self._dispatcher.allow(key, 0, None)
         for recorder in self._recorders:
@@ -155,29 +155,29 @@ class TokenLoop:
         """Whether its programs want the GPU, as far as the dispatcher knows; also while it has no leases."""
         return self._dispatcher.wants(key)
 
-    def heard_ns(self, key: VgpuIndex) -> int:
+    def last_event_ns(self, key: VgpuIndex) -> int:
         """When its programs last began to want the GPU, had it, or ceased to want it; 0: never. This includes short
         wants, which a caller that polls ``wants`` may miss."""
-        return self._heard_ns.get(key, 0)
+        return self._last_event_ns.get(key, 0)
 
     def change(self, key: VgpuIndex, share: Share) -> None:
-        if key in self._bench:
-            self._bench.change(key, share.limit_ppm, time.monotonic_ns())
+        if key in self._parked:
+            self._parked.change(key, share.limit_ppm, time.monotonic_ns())
             return
-        self.hear()
+        self.drain_events()
         self._handle(Changed(key, share))
         self._show_contention()
 
     def remove(self, key: VgpuIndex) -> AccountState:
         """Remove the vGPU. Returns its account at the end."""
-        self.hear()
+        self.drain_events()
         closed = self.books()[key]
-        if not self._bench.forget(key):
+        if not self._parked.forget(key):
             self._handle(Removed(key))
         self._dispatcher.remove(key)
         self._wanting.discard(key)
         self._wanted_ns.pop(key, None)
-        self._heard_ns.pop(key, None)
+        self._last_event_ns.pop(key, None)
         self.meters.forget(key)
         del self._grants[key]
         self._published.pop(key, None)
@@ -187,8 +187,8 @@ class TokenLoop:
     def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuIndex, Share]) -> None:
         """Another mode: every vGPU keeps its account. Only while no process is attached, so that no lease is in
         force."""
-        books, benched = self.books(), tuple(self._bench)
-        self._bench.clear()
+        books, parked_account = self.books(), tuple(self._parked)
+        self._parked.clear()
         pages, self._grants = self._grants, {}
         for key in pages:
             self._dispatcher.remove(key)
@@ -198,8 +198,8 @@ class TokenLoop:
         self._wanted_ns.clear()
         for key, page in pages.items():
             self.add(key, page, shares[key], books.get(key))
-        for key in benched:
-            self.bench(key)
+        for key in parked_account:
+            self.park(key)
 
     def set_policy(self, policy: Policy) -> None:
         """Effective with the next decision."""
@@ -207,7 +207,7 @@ class TokenLoop:
 
     def gang_window(self, event: GangCalled) -> None:
         """The vGPU's gang is called, or is called no longer."""
-        self.hear()
+        self.drain_events()
         if event.vgpu in self._published:
             self._handle(event)
 
@@ -215,10 +215,10 @@ class TokenLoop:
 
     def record(self, recorder: Recorder, *, work: bool = True) -> None:
         """From now on ``recorder`` gets the scheduler's events and commands; ``work``: hooks also record GPU work."""
-        self.hear()
+        self.drain_events()
         now_ns = time.monotonic_ns()
         for key, page in self._grants.items():
-            if key in self._bench:
+            if key in self._parked:
                 recorder.enter(key, page.vgpu_id, now_ns)
             else:
                 recorder.enter(
@@ -239,7 +239,7 @@ class TokenLoop:
 
     def forget_recorder(self, recorder: Recorder) -> None:
         """``recorder`` gets nothing more. Hooks stop recording once it was the last."""
-        self.hear()
+        self.drain_events()
         self._recorders = tuple(other for other in self._recorders if other is not recorder)
         was_curious = recorder in self._activity_recorders
         self._activity_recorders.discard(recorder)
@@ -247,7 +247,7 @@ class TokenLoop:
             for page in self._grants.values():
                 page.flags = page.flags & ~GrantsFlag.TRACED
 
-    def _tell_recorders(self, events: Sequence[Event], commands: list[Command], now_ns: int) -> None:
+    def _record_decision(self, events: Sequence[Event], commands: list[Command], now_ns: int) -> None:
         """Pass events and commands on. Of two leases of a vGPU that drained meanwhile, the last shows both charges."""
         last = {event.vgpu: event for event in events if isinstance(event, Drained)}
         booked: dict[Event, tuple[int, int]] = {event: self._scheduler.booked(key) for key, event in last.items()}
@@ -269,11 +269,11 @@ class TokenLoop:
 
     def books(self) -> dict[VgpuIndex, AccountState]:
         now_ns = time.monotonic_ns()
-        return self._scheduler.books(now_ns) | self._bench.books(now_ns)
+        return self._scheduler.books(now_ns) | self._parked.books(now_ns)
 
-    def benched(self, key: VgpuIndex) -> AccountState | None:
+    def parked_account(self, key: VgpuIndex) -> AccountState | None:
         """The account of a parked vGPU; None for one that competes."""
-        return self._bench.book(key, time.monotonic_ns()) if key in self._bench else None
+        return self._parked.book(key, time.monotonic_ns()) if key in self._parked else None
 
     @property
     def period_ns(self) -> int:
@@ -323,14 +323,14 @@ class TokenLoop:
             nursery.start_soon(self._keep_time)
             while True:
                 await trio.lowlevel.wait_readable(self._dispatcher.fileno())
-                self.hear()
+                self.drain_events()
 
     async def _keep_time(self) -> None:
         """Tick at the scheduler's deadline, wherever it is moved meanwhile."""
         while True:
             with trio.CancelScope(deadline=self._deadline_s()) as self._alarm:
                 await trio.sleep_forever()
-            self.hear()  # earlier reports first
+            self.drain_events()  # earlier reports first
             deadline = self._scheduler.next_deadline_ns()
             if deadline is not None and deadline <= time.monotonic_ns():
                 self._observe(self._scheduler.metered())
@@ -344,22 +344,22 @@ class TokenLoop:
             return math.inf
         return trio.current_time() + max(0, deadline - time.monotonic_ns()) / SECOND_NS
 
-    def hear(self) -> None:
+    def drain_events(self) -> None:
         """Take in the dispatcher's reports since the last call; the scheduler decides once for all of them."""
         reports: list[Report] = []
         lost = 0
         for seen in self._dispatcher.events():
-            self.events_heard += 1
+            self.events_drained += 1
             if seen.kind is EventKind.LOST:
                 lost = seen.epoch
                 continue
             if seen.vgpu in self._grants:  # else it was removed while the report was on its way
-                self._heard_ns[seen.vgpu] = seen.at_ns
+                self._last_event_ns[seen.vgpu] = seen.at_ns
             known = self._known(seen)
-            if self._bench.leaving and known.kind is EventKind.WENT:
-                self._bench.went(known.vgpu, known.epoch, known.at_ns)
-            elif self._bench.leaving and known.kind is EventKind.DRAINED:
-                self._bench.drained(known.vgpu, known.epoch, known.at_ns)
+            if self._parked.leaving and known.kind is EventKind.WENT:
+                self._parked.went(known.vgpu, known.epoch, known.at_ns)
+            elif self._parked.leaving and known.kind is EventKind.DRAINED:
+                self._parked.drained(known.vgpu, known.epoch, known.at_ns)
             if seen.vgpu in self._published:
                 if known.kind is not EventKind.OBSERVED:  # a reading changes neither wants nor holds
                     self._note(known)
@@ -390,7 +390,7 @@ class TokenLoop:
             if key not in self._published or epoch in self._published[key]
         ]
         if not lease.standby:
-            live += [(key, word_of(epoch)) for key, epoch in self._bench.leaving if key != lease.vgpu]
+            live += [(key, word_of(epoch)) for key, epoch in self._parked.leaving if key != lease.vgpu]
         return live
 
     def _note(self, seen: readings.Event) -> None:
@@ -469,8 +469,8 @@ class TokenLoop:
     def _reconcile(self) -> None:
         """Reports were lost: settle by the dispatcher's present state."""
         now_ns = time.monotonic_ns()
-        on_gpu = {(key, e) for key, _ in self._bench.leaving for e, _ in self._dispatcher.outstanding(key)}
-        self._bench.reconcile(lambda lease: (lease[0], word_of(lease[1])) in on_gpu, now_ns)
+        on_gpu = {(key, e) for key, _ in self._parked.leaving for e, _ in self._dispatcher.outstanding(key)}
+        self._parked.reconcile(lambda lease: (lease[0], word_of(lease[1])) in on_gpu, now_ns)
         for key, published in self._published.items():
             outstanding = {epoch_of(e, self.next_epoch): went for e, went in self._dispatcher.outstanding(key)}
             wants = self._dispatcher.wants(key)
@@ -494,12 +494,12 @@ class TokenLoop:
     def _apply(self, commands: list[Command], events: Sequence[Event], now_ns: int) -> None:
         """Execute the scheduler's commands after ``events``."""
         if self._recorders:
-            self._tell_recorders(events, commands, now_ns)
+            self._record_decision(events, commands, now_ns)
         self._execute(commands)
         self._show_sharing()
         if self._alarm is not None and self._alarm_ns != self._scheduler.next_deadline_ns():
             self._alarm.deadline = self._deadline_s()
-        self._look()
+        self._on_decision()
 
     def _execute(self, commands: Iterable[Command]) -> None:
         for command in commands:

@@ -64,7 +64,7 @@ FAILED_PAUSE_S: Final = 60.0
 
 
 class Brokers:
-    """``keep`` runs as long as a vGPU exists; ``converse`` as long as a broker's link does."""
+    """``keep`` runs as long as a vGPU exists; ``serve_link`` as long as a broker's link does."""
 
     def __init__(self, state: GpuState, stores: Stores, reports: BrokerReports, memory: MemoryWatch) -> None:
         self._state = state
@@ -162,14 +162,14 @@ class Brokers:
         new.symlink_to(self._paths.server_socket(gpu_index))
         new.replace(link)
 
-    def let_go(self, vgpu: Vgpu) -> None:
+    def release(self, vgpu: Vgpu) -> None:
         """Leave the vGPU's broker to another server: end its link and the task that keeps it alive."""
         if vgpu.keeper_scope is not None:
             vgpu.keeper_scope.cancel()
         if vgpu.link is not None:
             vgpu.link.close()
 
-    async def bury(self, broker: Process) -> None:
+    async def reap(self, broker: Process) -> None:
         """Wait for the end of a broker that another server has, and that may be a child of this one."""
         with suppress(ProcessLookupError, ChildProcessError):
             pidfd = os.pidfd_open(broker.pid)
@@ -207,7 +207,7 @@ class Brokers:
 
     # --- links
 
-    async def converse(self, link: MessageStream, process: Process) -> None:
+    async def serve_link(self, link: MessageStream, process: Process) -> None:
         """The conversation with one broker, from its registration on. Returns when the link ends."""
         received = await link.receive()
         if received is None:
@@ -238,7 +238,7 @@ class Brokers:
             await self._hand_over(vgpu)
             while (received := await link.receive()) is not None:
                 close_aside(received[1])
-                await self._hear(vgpu, received[0])
+                await self._receive(vgpu, received[0])
         except (OSError, trio.ClosedResourceError) as error:
             log.info("broker link ended", vgpu=vgpu.record.vgpu_id, reason=str(error))
         finally:
@@ -309,7 +309,7 @@ class Brokers:
             mps_client_priority=planned.client_priority,
         )
 
-    async def _hear(self, vgpu: Vgpu, raw: dict[str, object]) -> None:
+    async def _receive(self, vgpu: Vgpu, raw: dict[str, object]) -> None:
         match FROM_BROKER.validate_python(raw):
             case Listening():
                 vgpu.listens, vgpu.failure = True, ""

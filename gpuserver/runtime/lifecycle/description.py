@@ -36,7 +36,7 @@ def describe(state: GpuState, vgpu: Vgpu) -> Adopt:
         sm_planned=sms_planned(record),
         memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
         most_processes=state.daemon.most_processes if spatial else 0,
-        suspended=vgpu.quiesced and not vgpu.dozing,
+        suspended=vgpu.quiesced and not vgpu.idle_suspended,
         places=vgpu.published_places,
     )
 

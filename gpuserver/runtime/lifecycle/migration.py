@@ -89,7 +89,7 @@ class Migration:
     async def _set_out(self, vgpu: Vgpu, to: int) -> None:
         state = self._state
         self._suspension.check(vgpu)
-        if vgpu.dozing:  # it goes on there
+        if vgpu.idle_suspended:  # it goes on there
             await self._suspension.bring_back(vgpu)
         await self.release(vgpu)
         programs = await self._suspension.processes(vgpu)
@@ -98,7 +98,7 @@ class Migration:
         except VgpuError as error:
             raise self._stays(vgpu, to, error) from error
         vgpu.passage = vgpu.passage.begun(suspended=vgpu.record.suspended)
-        await self._suspension.halt(vgpu)
+        await self._suspension.quiesce(vgpu)
         try:
             programs = await self._suspension.processes(vgpu)
             self._suspension.check(vgpu)
@@ -111,7 +111,7 @@ class Migration:
                 state.nursery.start_soon(self.go_on, vgpu)
             raise
         vgpu.settled, vgpu.refusal = trio.Event(), None
-        self._brokers.let_go(vgpu)
+        self._brokers.release(vgpu)
         state.nursery.start_soon(self.settle, vgpu)
 
     async def settle(self, vgpu: Vgpu) -> None:
@@ -133,7 +133,7 @@ class Migration:
         await state.persist()
         vgpu.settled.set()
         if broker != NO_PROCESS:
-            state.nursery.start_soon(self._brokers.bury, broker)
+            state.nursery.start_soon(self._brokers.reap, broker)
 
     async def _stay(self, vgpu: Vgpu, to: int, refusal: VgpuError) -> None:
         state = self._state

@@ -42,7 +42,7 @@ class Removal:
         vgpu.take_away()
         async with vgpu.lifecycle_lock:
             if vgpu.quiesced:
-                await self._suspension.let_go(vgpu)
+                await self._suspension.release(vgpu)
         state.refresh_gangs()
         vgpu.closed = state.tokens.remove(vgpu.record.key)
         self._memory.forget(vgpu)

@@ -7,8 +7,8 @@ The broker lists the processes, as the kernel reported them; without a broker th
 processes share is a tenant's word. The server reaches each process through a pidfd, after it has compared start time
 and user (gpuserver/device/pidfd.py).
 
-The server itself suspends a vGPU that is idle: such a vGPU *dozes* (gpuserver/runtime/lifecycle/dozing.py). It keeps
-its promises, its broker admits new programs, and it comes back as soon as one of its programs wants the GPU.
+The server itself suspends an idle vGPU (gpuserver/runtime/lifecycle/idle_suspend.py). The vGPU keeps its promises, its
+broker admits new programs, and the vGPU comes back as soon as one of its programs wants the GPU.
 """
 
 from __future__ import annotations
@@ -57,35 +57,35 @@ class Suspension:
             self.check(vgpu)
             if vgpu.record.suspended:
                 return
-            await self._halt_for_good(vgpu)
+            await self._quiesce_for_good(vgpu)
             if not vgpu.removed.is_set():
                 vgpu.passage = vgpu.passage.given_up()
                 state.registry.suspend(vgpu_id)  # others may have its place from now on
                 state.apply_shares()
                 await state.persist()
 
-    async def _halt_for_good(self, vgpu: Vgpu) -> None:
-        """As ``halt``. One that dozes does not wake by itself any more, and no program is let in."""
-        dozing, vgpu.dozing, vgpu.lends_memory = vgpu.dozing, (), False
-        if not dozing:
-            await self.halt(vgpu)
+    async def _quiesce_for_good(self, vgpu: Vgpu) -> None:
+        """As ``quiesce``. An idle-suspended vGPU does not come back by itself any more, and no program is let in."""
+        idle_suspended, vgpu.idle_suspended, vgpu.lends_memory = vgpu.idle_suspended, (), False
+        if not idle_suspended:
+            await self.quiesce(vgpu)
             return
         await self._publish(vgpu)
         try:
-            await self.halt(vgpu)
+            await self.quiesce(vgpu)
         except VgpuError:
-            vgpu.dozing = dozing
+            vgpu.idle_suspended = idle_suspended
             await self._publish(vgpu)
             raise
-        text = f"{vgpu.record.vgpu_id} was dozing, and stays suspended until it is resumed"
+        text = f"{vgpu.record.vgpu_id} was idle-suspended, and stays suspended until it is resumed"
         self._state.record_event(EventType.SUSPENDED, vgpu, text)
 
-    async def doze(self, vgpu: Vgpu) -> None:
+    async def suspend_idle(self, vgpu: Vgpu) -> None:
         """As ``suspend``, until one of its programs wants the GPU. The caller holds ``lifecycle_lock``."""
         self.check(vgpu)
-        vgpu.dozing = tuple(await self.processes(vgpu))
-        if vgpu.dozing:
-            await self.halt(vgpu)
+        vgpu.idle_suspended = tuple(await self.processes(vgpu))
+        if vgpu.idle_suspended:
+            await self.quiesce(vgpu)
             vgpu.lends_memory = not vgpu.removed.is_set()
 
     async def probe(self, vgpu: Vgpu) -> None:
@@ -93,7 +93,7 @@ class Suspension:
         if vgpu.record.spec.idle_suspend_ns and not vgpu.swaps:
             vgpu.suspend_error = (await self._ask_driver("probe", vgpu, ())).reason
 
-    async def halt(self, vgpu: Vgpu) -> None:
+    async def quiesce(self, vgpu: Vgpu) -> None:
         """Suspend the programs; the vGPU keeps its promises. One that is suspended is suspended again: the server that
         resumed it may have died half-way. The caller holds ``lifecycle_lock``. Errors as ``suspend``."""
         state, vgpu_id = self._state, vgpu.record.vgpu_id
@@ -103,16 +103,16 @@ class Suspension:
             return
         used = vgpu.used_bytes
         vgpu.stand_still()
-        state.tokens.bench(vgpu.record.key)
+        state.tokens.park(vgpu.record.key)
         try:
             await self._publish(vgpu)
             moved, seconds = await (self._swap_out(vgpu) if vgpu.swaps else self._suspend_all(vgpu))
         except BaseException:
             with trio.CancelScope(shield=True):
-                await self._go_on(vgpu)
+                await self._resume_after(vgpu)
             raise
         text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
-        if vgpu.dozing:
+        if vgpu.idle_suspended:
             text += f"; nobody used it for {format_duration(vgpu.record.spec.idle_suspend_ns)}"
         state.record_event(EventType.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
 
@@ -123,7 +123,7 @@ class Suspension:
             await self.bring_back(vgpu)
 
     async def bring_back(self, vgpu: Vgpu) -> None:
-        """As ``resume``; the caller holds ``lifecycle_lock``. After an error, one that dozed still dozes."""
+        """As ``resume``; the caller holds ``lifecycle_lock``. After an error, an idle-suspended vGPU stays so."""
         state, vgpu_id = self._state, vgpu.record.vgpu_id
         self._check_present(vgpu)
         if not vgpu.quiesced:
@@ -135,17 +135,17 @@ class Suspension:
         if vgpu.lends_memory:
             vgpu.lends_memory = False
             await self._swapping.make_room()
-        processes = vgpu.dozing or await self.processes(vgpu)
+        processes = vgpu.idle_suspended or await self.processes(vgpu)
         # What was swapped comes when it is wanted, as ever.
         answer = CheckpointOutcome("", (), 0) if vgpu.swaps else await self._ask_driver("resume", vgpu, processes)
         if answer.reason:
-            if not vgpu.removed.is_set() and not vgpu.dozing:
+            if not vgpu.removed.is_set() and not vgpu.idle_suspended:
                 vgpu.passage = vgpu.passage.given_up()
                 state.registry.suspend(vgpu_id)
                 state.apply_shares()
                 await state.persist()
             raise refused(vgpu, answer)
-        await self._go_on(vgpu)
+        await self._resume_after(vgpu)
         vgpu.suspend_error = ""
         stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
@@ -158,13 +158,13 @@ class Suspension:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"{vgpu.record.vgpu_id} is as it was: {reason}", "try again")
         return len(vgpu.present), time.monotonic() - began
 
-    async def let_go(self, vgpu: Vgpu) -> None:
+    async def release(self, vgpu: Vgpu) -> None:
         """Resume the programs of a vGPU that is being removed, so that they see the error. Programs that cannot resume
         are killed: they would stand still for ever. The caller holds ``lifecycle_lock``."""
         if vgpu.swaps:  # their gates fail, and wait for no memory
             vgpu.quiesced = False
             return
-        processes = list(vgpu.dozing or vgpu.programs)
+        processes = list(vgpu.idle_suspended or vgpu.programs)
         try:
             answer = await self._ask_driver("resume", vgpu, processes)
         except VgpuError as error:
@@ -211,7 +211,7 @@ class Suspension:
         moved: set[Process] = set()
         for _ in range(ROUNDS):
             # A program that attaches meanwhile is admitted, and wakes an idle vGPU.
-            processes = list(vgpu.dozing) or await self.processes(vgpu)
+            processes = list(vgpu.idle_suspended) or await self.processes(vgpu)
             if moved and set(processes) <= moved:
                 break
             self.check(vgpu)
@@ -232,16 +232,16 @@ class Suspension:
         await self._brokers.changed(vgpu)
         await self._state.persist()
 
-    async def _go_on(self, vgpu: Vgpu) -> None:
+    async def _resume_after(self, vgpu: Vgpu) -> None:
         """Give the vGPU leases again, unless it was removed meanwhile."""
         if vgpu.removed.is_set():
             return
         vgpu.passage = vgpu.passage.brought_back()
-        vgpu.dozing, vgpu.lends_memory = (), False
+        vgpu.idle_suspended, vgpu.lends_memory = (), False
         vgpu.stand_still(False)
         await self._publish(vgpu)
         if not vgpu.removed.is_set() and not vgpu.swapped_out:
-            self._state.tokens.unbench(vgpu.record.key, vgpu.share)
+            self._state.tokens.unpark(vgpu.record.key, vgpu.share)
             self._memory.expect_growth()  # its contexts are back
 
     async def processes(self, vgpu: Vgpu) -> list[Process]:
@@ -249,14 +249,14 @@ class Suspension:
         with trio.move_on_after(BROKER_S):
             await vgpu.registered.wait()
             # A broker of an older release reports one after the other, and does not say which is the last one.
-            while vgpu.link is None or not (vgpu.lists or self._all_told(vgpu)):  # noqa: ASYNC110
+            while vgpu.link is None or not (vgpu.lists or self._all_informed(vgpu)):  # noqa: ASYNC110
                 await trio.sleep(0.01)
         if vgpu.link is None:
             raise VgpuError(ErrorCode.UNAVAILABLE, f"the broker of {vgpu.record.vgpu_id} is not back yet", "try again")
         return list(vgpu.programs)
 
     @staticmethod
-    def _all_told(vgpu: Vgpu) -> bool:
+    def _all_informed(vgpu: Vgpu) -> bool:
         """As far as the page says, which can only delay."""
         return vgpu.activity is not None and len(vgpu.members) >= vgpu.activity.processes
 

@@ -72,7 +72,7 @@ class Swapping:
             self._places[vgpu.record.vgpu_id] = SwapState(wants_ns=time.monotonic_ns())
             vgpu.swapped_out = True
             self._enlisted.set()
-            self._state.tokens.bench(vgpu.record.key)
+            self._state.tokens.park(vgpu.record.key)
 
     def forget(self, vgpu: Vgpu) -> None:
         """A vGPU is struck off. Its programs keep their part of the owner's store until they end."""
@@ -199,7 +199,7 @@ class Swapping:
         if wants != place.wanted:
             place.wanted, place.wants_ns = wants, now_ns
         if not wants:
-            place.wants_ns = self._state.tokens.heard_ns(vgpu.record.key) or place.wants_ns
+            place.wants_ns = self._state.tokens.last_event_ns(vgpu.record.key) or place.wants_ns
         if not vgpu.room_bytes:
             place.room_ns = 0
         elif not place.room_ns:
@@ -236,7 +236,7 @@ class Swapping:
         if not vgpu.quiesced and all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
             vgpu.swapped_out = False
             vgpu.place(on_card=True)
-            self._state.tokens.unbench(vgpu.record.key, vgpu.share)
+            self._state.tokens.unpark(vgpu.record.key, vgpu.share)
         else:  # some are away, or were about to go, or it is to stand still: all of them, then
             self._begin(vgpu, place, on_card=False)
 
@@ -310,7 +310,7 @@ class Swapping:
         if lack and not was_away:
             place.leaves = False
             return self._tell_stuck(vgpu, place, lack)
-        self._state.tokens.bench(vgpu.record.key)
+        self._state.tokens.park(vgpu.record.key)
         if not was_away:
             vgpu.swapped_out, place.left_ns = True, began_ns
             vgpu.swaps_out += 1
@@ -383,7 +383,7 @@ class Swapping:
         vgpu.swapped_out, place.came_ns, place.failures = False, time.monotonic_ns(), 0
         vgpu.swaps_in += 1
         if not vgpu.removed.is_set() and not vgpu.quiesced:
-            self._state.tokens.unbench(vgpu.record.key, vgpu.share)
+            self._state.tokens.unpark(vgpu.record.key, vgpu.share)
         return True
 
     async def _begins_to_come(self, vgpu: Vgpu) -> bool:

@@ -40,7 +40,7 @@ class Watch:
     tried_ns: int = 0
 
 
-class Dozing:
+class IdleSuspension:
     """All vGPUs with --idle-suspend."""
 
     def __init__(self, state: GpuState, suspension: Suspension) -> None:
@@ -51,12 +51,12 @@ class Dozing:
     async def run(self) -> None:
         while True:
             for vgpu in list(self._state.vgpus.values()):
-                self._look(vgpu)
+                self._check(vgpu)
             self._watches = {v: w for v, w in self._watches.items() if self._state.vgpus.get(v.record.vgpu_id) is v}
             await trio.sleep(LOOK_S if self._watches else NEWS_S)
 
-    def _look(self, vgpu: Vgpu) -> None:
-        if vgpu.removed.is_set() or not (vgpu.dozing or vgpu.record.spec.idle_suspend_ns):
+    def _check(self, vgpu: Vgpu) -> None:
+        if vgpu.removed.is_set() or not (vgpu.idle_suspended or vgpu.record.spec.idle_suspend_ns):
             if self._watches.pop(vgpu, None) is not None:
                 vgpu.suspend_error = ""
             return
@@ -77,7 +77,7 @@ class Dozing:
             used_ns=watch.used_ns,
             wants=self._wants(vgpu),
             programs=bool(vgpu.programs),
-            suspended=bool(vgpu.dozing),
+            suspended=bool(vgpu.idle_suspended),
             suspended_ns=watch.dozed_ns,
             quiesced=vgpu.quiesced or vgpu.passage.leaving is not None,
             failures=watch.failures,
@@ -90,7 +90,7 @@ class Dozing:
 
     def _note_use(self, vgpu: Vgpu, watch: Watch, now_ns: int) -> None:
         tokens, key = self._state.tokens, vgpu.record.key
-        watch.used_ns = max(watch.used_ns, now_ns if self._wants(vgpu) else tokens.heard_ns(key))
+        watch.used_ns = max(watch.used_ns, now_ns if self._wants(vgpu) else tokens.last_event_ns(key))
         if now_ns >= watch.counted_ns + COUNT_NS:
             self._count(vgpu, watch, now_ns)
 
@@ -113,11 +113,11 @@ class Dozing:
             step = decide(self._idle_state(vgpu, watch), now_ns)
             if step is Step.STAY:
                 return
-            move = self._suspension.doze if step is Step.SUSPEND else self._suspension.bring_back
+            move = self._suspension.suspend_idle if step is Step.SUSPEND else self._suspension.bring_back
             try:
                 await move(vgpu)
             except VgpuError as error:
-                self._tell(vgpu, error.message)
+                self._record(vgpu, error.message)
                 watch.failures += 1
                 watch.tried_ns = time.monotonic_ns()
                 return
@@ -125,8 +125,10 @@ class Dozing:
             # What was heard meanwhile was the end of its work; a want that has come since is there still.
             watch.used_ns = watch.dozed_ns = time.monotonic_ns()
 
-    def _tell(self, vgpu: Vgpu, reason: str) -> None:
+    def _record(self, vgpu: Vgpu, reason: str) -> None:
         """Once for each reason: it is tried again and again."""
         if reason != vgpu.suspend_error:
-            self._state.record_event(EventType.NOT_RESUMED if vgpu.dozing else EventType.NOT_SUSPENDED, vgpu, reason)
+            self._state.record_event(
+                EventType.NOT_RESUMED if vgpu.idle_suspended else EventType.NOT_SUSPENDED, vgpu, reason
+            )
         vgpu.suspend_error = reason

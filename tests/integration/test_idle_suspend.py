@@ -92,7 +92,7 @@ def sleeper(node: SimulatedNode, **fields: object) -> VgpuStatus:
     return node.create(**({"sm_percent": 30, "memory_bytes": "20G", "idle_suspend_ns": "1s"} | fields))
 
 
-def dozes(node: SimulatedNode, vgpu: VgpuStatus) -> None:
+def idle_suspends(node: SimulatedNode, vgpu: VgpuStatus) -> None:
     """Until it does, and its programs have nothing on the GPU but what cannot be swapped."""
 
     def away() -> bool:
@@ -102,7 +102,7 @@ def dozes(node: SimulatedNode, vgpu: VgpuStatus) -> None:
         on_card = sum(taken for pid, taken in on_gpu(node, vgpu.gpu_index).items() if pid in pids)
         return state(node, vgpu) == "idle-suspended" and (swapped or on_card == 0)
 
-    eventually(away, "it dozes off")
+    eventually(away, "it is suspended while idle")
 
 
 @contextmanager
@@ -132,19 +132,19 @@ def test_whatever_it_calls_brings_it_back(node: SimulatedNode, programs: list[Sp
     assert len(calls) % len(idle) == 0
     while calls:
         for vgpu in vgpus:
-            dozes(node, vgpu)
+            idle_suspends(node, vgpu)
         for program in idle:
             program.does(calls.pop())
             assert on_gpu(node)[program.popen.pid] > 10 * GIB
     for vgpu, program in zip(vgpus, idle, strict=True):
-        dozes(node, vgpu)
+        idle_suspends(node, vgpu)
         program.does("read()")
 
 
 def test_its_place_is_kept(node: SimulatedNode, programs: list[Spoken]) -> None:
     vgpu = sleeper(node, sm_percent=80, memory_bytes="100G")
     programs.append(Idle(node, vgpu, 90 * GIB))
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     for fields in ({"sm_percent": 30, "memory_bytes": "1G"}, {"sm_percent": 10, "memory_bytes": "60G"}):
         with pytest.raises(VgpuError) as refused:
             node.create(**fields)
@@ -160,14 +160,14 @@ def test_several_programs_and_one_that_comes(node: SimulatedNode, programs: list
     """Each of them is brought back by any of them; who starts meanwhile is let in, and brings them back."""
     vgpu = sleeper(node)
     programs += [Idle(node, vgpu), Idle(node, vgpu)]
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     for program in programs:
         program.say("read()")
     assert [program.heard() for program in programs] == ["done", "done"]
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     programs.append(Idle(node, vgpu, 2 * GIB))
     eventually(lambda: sum(on_gpu(node).values()) > 4 * GIB, "all are back")
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     programs.pop(0).end()
     assert isinstance(programs[0], Idle)
     programs[0].does("launch()")
@@ -175,7 +175,7 @@ def test_several_programs_and_one_that_comes(node: SimulatedNode, programs: list
 
 @pytest.mark.slow
 def test_nobody_who_works_dozes(node: SimulatedNode, programs: list[Spoken]) -> None:
-    """Nor who only copies. A launch takes a millisecond, a pause less than it takes to doze off."""
+    """Nor who only copies. A launch takes a millisecond, a pause less than it takes to be suspended."""
     vgpus = [sleeper(node), sleeper(node)]
     programs += [Idle(node, vgpu) for vgpu in vgpus]
     with events(node) as seen:
@@ -184,7 +184,7 @@ def test_nobody_who_works_dozes(node: SimulatedNode, programs: list[Spoken]) -> 
         assert [program.heard() for program in programs] == ["done", "done"]
     assert not [event for event in seen if event.kind == "suspended"]
     for vgpu in vgpus:
-        dozes(node, vgpu)
+        idle_suspends(node, vgpu)
 
 
 def test_a_dozing_program_ends_as_ever(node: SimulatedNode, programs: list[Spoken]) -> None:
@@ -193,21 +193,21 @@ def test_a_dozing_program_ends_as_ever(node: SimulatedNode, programs: list[Spoke
     program = Idle(node, vgpu)
     programs.append(program)
     program.does("import atexit; atexit.register(lambda: app.call('cuCtxSynchronize') or print('cleaned', flush=True))")
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     program.say("sys.exit(3)")
     assert program.heard() == "cleaned"
     assert program.popen.wait() == 3
-    eventually(lambda: state(node, vgpu) == "idle", "nobody is left to doze")
+    eventually(lambda: state(node, vgpu) == "idle", "no program is left")
 
 
 @pytest.mark.slow
 def test_killed_servers_and_brokers(node: SimulatedNode, programs: list[Spoken]) -> None:
-    """The next ones know that it dozes, and not for good."""
+    """The next ones know that it is idle-suspended, and not for good."""
     vgpu = sleeper(node)
     program = Idle(node, vgpu)
     programs.append(program)
     for broker_too in (False, True):
-        dozes(node, vgpu)
+        idle_suspends(node, vgpu)
         reading = node.reading(vgpu.vgpu_id)
         assert reading is not None
         server = node.server_pid()
@@ -216,23 +216,23 @@ def test_killed_servers_and_brokers(node: SimulatedNode, programs: list[Spoken])
             os.kill(reading.broker_pid, signal.SIGKILL)
         os.kill(server, signal.SIGKILL)
         eventually(lambda server=server: node.server_pid() != server, "another server runs")
-        eventually(lambda: state(node, vgpu) == "idle-suspended", "it dozes still")
+        eventually(lambda: state(node, vgpu) == "idle-suspended", "it stays idle-suspended")
         assert sum(on_gpu(node).values()) == 0
         program.does("read()")
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     program.does("launch()")
 
 
 @pytest.mark.slow
 def test_a_server_killed_on_the_way(node: SimulatedNode, programs: list[Spoken]) -> None:
-    """At whatever moment of dozing off or waking: the program notices a pause."""
+    """At whatever moment of suspending or coming back: the program notices a pause."""
     vgpu = sleeper(node)
     program = Idle(node, vgpu)
     programs.append(program)
     for looks in (0, 1, 2, 4, 8, 16):
         eventually(lambda: state(node, vgpu) == "idle-suspended", "it is about to doze")
         if looks % 4:  # else it is on its way still
-            dozes(node, vgpu)
+            idle_suspends(node, vgpu)
         program.say("launch(); read()")
         for _ in range(looks):
             node.reading(vgpu.vgpu_id)  # so long
@@ -245,7 +245,7 @@ def test_a_persons_suspension_goes_before(node: SimulatedNode, programs: list[Sp
     vgpu = sleeper(node)
     program = Idle(node, vgpu)
     programs.append(program)
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     with node.link() as link:
         assert link.suspend(vgpu.vgpu_id).state == "suspended"
         program.say("read()")
@@ -266,13 +266,13 @@ def test_what_else_ends_it(node: SimulatedNode, programs: list[Spoken]) -> None:
     vgpu = sleeper(node)
     programs.append(Idle(node, vgpu))
     with node.link() as link:
-        dozes(node, vgpu)
+        idle_suspends(node, vgpu)
         assert link.resume(vgpu.vgpu_id).state == "idle"
-        dozes(node, vgpu)
+        idle_suspends(node, vgpu)
         assert link.set(vgpu.vgpu_id, VgpuChanges.parse(idle_suspend_ns="off")).spec.idle_suspend_ns == 0
         eventually(lambda: state(node, vgpu) == "idle", "it is to doze no more")
         link.set(vgpu.vgpu_id, VgpuChanges.parse(idle_suspend_ns="1s"))
-        dozes(node, vgpu)
+        idle_suspends(node, vgpu)
         link.remove(vgpu.vgpu_id, force=True)
         programs[0].say("read()")
         assert programs[0].heard() == "done", "it finds out"
@@ -282,7 +282,7 @@ def test_what_else_ends_it(node: SimulatedNode, programs: list[Spoken]) -> None:
 def test_its_time_to_live_ends_while_it_dozes(node: SimulatedNode, programs: list[Spoken]) -> None:
     vgpu = sleeper(node)
     programs.append(Idle(node, vgpu))
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     with node.link() as link:
         link.set(vgpu.vgpu_id, VgpuChanges.parse(ttl_ns="1ms"))
     eventually(lambda: node.reading(vgpu.vgpu_id) is None, "it is removed")
@@ -295,7 +295,7 @@ def test_no_room_for_now(node: SimulatedNode, programs: list[Spoken]) -> None:
     vgpu = sleeper(node, memory_bytes="100G")
     program = Idle(node, vgpu, 90 * GIB)
     programs.append(program)
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     outsider = node.popen(
         [sys.executable, "-c", BODY, str(100 * GIB)],
         env={**node.environment, **outside_environment(vgpu)},
@@ -334,15 +334,15 @@ def away_bytes(node: SimulatedNode, vgpu: VgpuStatus) -> int:
 
 @pytest.mark.slow
 def test_swapped_ones(node: SimulatedNode, programs: list[Spoken]) -> None:
-    """They doze by being swapped."""
+    """They are swapped out."""
     vgpu = sleeper(node, memory_bytes="2G", oversubscribe="swap")
     program = Idle(node, vgpu, OWNED)
     programs.append(program)
     for call in ("read()", "launch()", "app.allocate(4096)"):
-        dozes(node, vgpu)
+        idle_suspends(node, vgpu)
         program.does(call)
         assert away_bytes(node, vgpu) == 0
-    dozes(node, vgpu)
+    idle_suspends(node, vgpu)
     program.does("app.call('cuEventQuery', event)")  # which the driver answers all the same
     assert state(node, vgpu) == "idle-suspended"
     with node.link() as link:
@@ -373,7 +373,7 @@ def test_what_is_swapped_may_have_the_place_of_who_dozes(node: SimulatedNode, pr
     eventually(lambda: not all_there(), "the contexts of both are seen, too")
     with node.link() as link:
         link.set(hard.vgpu_id, VgpuChanges.parse(idle_suspend_ns="1s"))
-    dozes(node, hard)
+    idle_suspends(node, hard)
     eventually(all_there, "both are on the card")
     with node.link() as link:
         link.set(hard.vgpu_id, VgpuChanges.parse(idle_suspend_ns="off"))
@@ -391,12 +391,12 @@ def test_it_moves_and_goes_on() -> None:
         vgpu = sleeper(node)
         program = Idle(node, vgpu)
         try:
-            dozes(node, vgpu)
+            idle_suspends(node, vgpu)
             with node.link() as link:
                 moved = link.migrate(vgpu.vgpu_id, str(1 - vgpu.gpu_index))
             assert moved.gpu_index != vgpu.gpu_index
             program.does("read()")
-            dozes(node, vgpu)
+            idle_suspends(node, vgpu)
             program.does("launch()")
         finally:
             program.end()
