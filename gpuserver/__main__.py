@@ -22,7 +22,7 @@ from vgpu.loggers import get_logger
 from vgpu.logs import to_stderr
 from vgpu.openfiles import raise_limit
 from vgpu.paths import UMASK, NodePaths
-from vgpu.precedence import go_first, keep_all
+from vgpu.process_tuning import go_first, keep_all
 from vgpu.protocol.stream import listen
 
 log = get_logger(__name__)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp
 from vgpu.httplinks import connections
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.openfiles import raise_limit
-from vgpu.precedence import keep_all
+from vgpu.process_tuning import keep_all
 
 IDLE_S: Final = 120.0
 """Longer than the pauses of scrapers, so that each keeps its connection."""

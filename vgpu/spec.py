@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from vgpu.bounds import BoundedRequest
-from vgpu.choices import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
+from vgpu.enums import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
 from vgpu.errors import MOST_COMPLAINTS, ErrorCode, VgpuError, cleaned, in_plain_words
 from vgpu.units import (
     MIB,

@@ -17,7 +17,7 @@ from gpuserver.core.scheduler.leases import AccountState, ServiceTotals
 from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.device.base import GpuFacts
 from gpuserver.runtime.journal import VgpuRow
-from vgpu.choices import OnServerLoss, Oversubscribe
+from vgpu.enums import OnServerLoss, Oversubscribe
 from vgpu.errors import VgpuError
 from vgpu.identity import Member, Process
 from vgpu.protocol.peer import is_running

@@ -305,7 +305,7 @@ def test_replicas_are_compared_turn_by_turn_with_the_time_slicing_beside_them() 
     assert bars("light", bound) == {}
 
 
-def test_streams_are_judged_by_their_latencies_and_a_trainer_by_what_it_keeps() -> None:
+def test_stdio_are_judged_by_their_latencies_and_a_trainer_by_what_it_keeps() -> None:
     block = "1 stream beside vit-train"
 
     def beside(took: float, trains: float) -> list[Outcome]:

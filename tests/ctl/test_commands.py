@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
-from vgpu.ctl.exits import FOR_ERROR, Exit
+from vgpu.ctl.exit_codes import FOR_ERROR, Exit
 from vgpu.ctl.main import run
 from vgpu.ctl.node import did_not_start
 from vgpu.ctl.tables import used_of

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from tests.processes import ended
 from vgpu.demo.report import Report, Sharer
 from vgpu.errors import VgpuError
-from vgpu.stage.measure import Sample, Series, common_window, shares
-from vgpu.stage.program import WorkloadReport
+from vgpu.harness.measure import Sample, Series, common_window, shares
+from vgpu.harness.program import WorkloadReport
 
 SECOND = 10**9
 
@@ -146,7 +146,7 @@ CLEANING = """
 import signal, sys
 from pathlib import Path
 import trio
-from vgpu.stage.signals import ended_by_signals
+from vgpu.harness.signals import ended_by_signals
 async def work():
     try:
         print("ready", flush=True)

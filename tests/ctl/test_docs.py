@@ -13,7 +13,7 @@ import typer.main
 
 from tests.ctl.references import PAGES
 from vgpu import retired
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import app
 from vgpu.ctl.output import Column
 from vgpu.ctl.tables import GPUS, PROCESSES, VGPUS

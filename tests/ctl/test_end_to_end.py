@@ -18,7 +18,7 @@ import pytest
 
 from tests.integration.node import eventually
 from tests.processes import ended
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 
 ROOT = Path(__file__).parents[2]
 WORKLOAD = f"{sys.executable} -m vgpu.workload --seconds 0.2 -o json"

@@ -15,9 +15,9 @@ from rich.text import Text
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, vgpu_reading
 from vgpu.ctl.events import unseen
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
-from vgpu.ctl.since import parse_since
+from vgpu.ctl.time_options import parse_since
 from vgpu.errors import VgpuError
 from vgpu.node.events import EventFile
 from vgpu.protocol.messages import EventReading, Events, Notice, Snapshot

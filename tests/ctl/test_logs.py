@@ -10,7 +10,7 @@ import pytest
 
 from tests.ctl.fake_node import FakeNode, node_status, vgpu_reading
 from vgpu.ctl import logs as command
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.logs import Reader, elsewhere
 from vgpu.ctl.main import run
 from vgpu.node.logfiles import trim

@@ -15,7 +15,7 @@ import pytest
 from tests.ctl.fake_node import FakeNode
 from tests.metrics.meterings import busy
 from vgpu.ctl import metrics as command
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, node_status, process_reading, vgpu_reading
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
 from vgpu.errors import VgpuError
 from vgpu.protocol.messages import EventReading, OutsideProcess

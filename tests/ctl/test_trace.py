@@ -13,7 +13,7 @@ import pytest
 
 from tests.ctl.fake_node import FakeNode, gpu_reading
 from tests.trace.recordings import BEGIN, gpu, lease, turns
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Trace

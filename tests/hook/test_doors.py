@@ -93,6 +93,6 @@ def test_the_list_is_sound() -> None:
 
 
 @pytest.mark.parametrize("name", ["cuLaunchKernel", "cuLaunchKernelEx", "cuGraphLaunch", "cuMemAllocAsync"])
-def test_streams_have_twins(name: str) -> None:
+def test_stdio_have_twins(name: str) -> None:
     twins = {s.name: s for s in intercepted()}
     assert twins[name].arguments == twins[f"{name}_ptsz"].arguments

@@ -20,10 +20,10 @@ import pytest
 
 from tests.integration import process
 from tests.integration.node import SimulatedNode, eventually
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.precedence import NICE
+from vgpu.process_tuning import NICE
 from vgpu.protocol.messages import GpuStatus
 from vgpu.spec import VgpuChanges, VgpuSpec
 

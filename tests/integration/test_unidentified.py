@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 from tests.integration.node import ROOT
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 

@@ -23,7 +23,7 @@ STARTS = {
     "vgpu/ctl/node.py": ["vgpu.node"],
     "vgpu/ctl/systemd.py": ["", "vgpu.ctl"],
     "vgpu/node/servers.py": ["gpuserver"],
-    "vgpu/stage/program.py": ["vgpu.workload"],
+    "vgpu/harness/program.py": ["vgpu.workload"],
     "vgpu/verify/limits.py": ["vgpu.workload.probes"],
 }
 """Every file that starts an interpreter of ours, and the modules that it starts."""
@@ -61,7 +61,7 @@ def test_every_interpreter_of_ours_starts_in_one_place() -> None:
 def test_every_start_has_an_environment_without_variables_of_python() -> None:
     """``vgpuctl`` alone keeps them: they are for the programs that it starts."""
     without = [name for name in STARTS if "interpreter.environment" not in (ROOT / name).read_text()]
-    # The node cleans what its servers get; verify's programs go through vgpu/stage/program.py.
+    # The node cleans what its servers get; verify's programs go through vgpu/harness/program.py.
     assert without == ["vgpu/ctl/entry.py", "vgpu/ctl/systemd.py", "vgpu/node/servers.py", "vgpu/verify/limits.py"]
     assert "interpreter.environment" in (ROOT / "vgpu/node/__main__.py").read_text()
 

@@ -8,7 +8,7 @@ import sys
 PROGRAM = """
 import gc
 import gpuserver.runtime.server
-from vgpu.precedence import keep_all
+from vgpu.process_tuning import keep_all
 before = len(gc.get_objects())
 keep_all()
 print(gc.isenabled(), len(gc.get_objects()) * 100 < before, gc.get_freeze_count() > before // 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ctl.fake_node import vgpu_reading
-from vgpu.choices import LeaseChoice
+from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.hello import PROTOCOL_VERSION, Request
 from vgpu.protocol.messages import Create, Forward, MigrateIn, Set, VgpuList

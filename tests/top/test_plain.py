@@ -11,7 +11,7 @@ from rich.text import Text
 
 from tests.ctl.fake_node import gpu_reading
 from tests.top.played_node import PlayedNode
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
 from vgpu.protocol.messages import Snapshot, Watch
 

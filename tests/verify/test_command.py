@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import trio
 
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
 from vgpu.verify.judge import KILL, LAUNCH, LIGHT, MEMORY, SMS, checks
 from vgpu.verify.plan import Plan

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vgpu.ctl.exits import say
+from vgpu.ctl.exit_codes import say
 from vgpu.ctl.logs import log_cells
 from vgpu.ctl.output import Cell, Column, laid_out, line_printer, print_facts, print_json
 from vgpu.errors import ErrorCode

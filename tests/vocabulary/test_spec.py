@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from vgpu.choices import PriorityName
+from vgpu.enums import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import REQUESTS, Create
 from vgpu.spec import VgpuChanges, VgpuSpec, as_options, checked_period, checked_window, explain

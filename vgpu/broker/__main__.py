@@ -12,7 +12,7 @@ from vgpu.broker.runtime import Broker
 from vgpu.limits import Limits
 from vgpu.openfiles import raise_limit
 from vgpu.paths import UMASK
-from vgpu.precedence import go_first, keep_all
+from vgpu.process_tuning import go_first, keep_all
 
 
 def main() -> None:

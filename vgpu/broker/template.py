@@ -31,7 +31,7 @@ from vgpu.broker.runtime import Broker
 from vgpu.limits import Limits
 from vgpu.openfiles import raise_limit
 from vgpu.paths import UMASK
-from vgpu.precedence import go_first, keep_all
+from vgpu.process_tuning import go_first, keep_all
 from vgpu.protocol.peer import start_time
 
 MOST_ORDER_BYTES: Final = 1 << 12

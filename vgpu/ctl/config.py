@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vgpu.ctl.exits import Exit, say
+from vgpu.ctl.exit_codes import Exit, say
 from vgpu.ctl.options import Output, OutputOption, explained
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ def check(
 @config_app.command("example")
 def example() -> None:
     """Print an example file: every key, as a comment."""
-    from vgpu.shipped import shipped
+    from vgpu.data_files import shipped
 
     print(shipped("config.toml").read_text(), end="")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.options import Mode, Output, OutputOption
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _demonstrate(plan: Plan, show: Callable[[Scene], None]) -> Report:
     import trio
 
     from vgpu.demo.run import demonstrate
-    from vgpu.stage.signals import cause_of, ended_by_signals
+    from vgpu.harness.signals import cause_of, ended_by_signals
 
     try:
         return trio.run(ended_by_signals, demonstrate, plan, show)

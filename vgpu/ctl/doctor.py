@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.options import Output, OutputOption
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -46,7 +46,7 @@ def doctor(form: OutputOption = Output.TABLE) -> int:
 def examined() -> Iterator[Finding]:
     """All findings: about this machine, and about its node."""
     from client_hook import doctor as machine
-    from client_hook import surroundings
+    from client_hook import process_env
     from vgpu.ctl.hook import user_installation
     from vgpu.node import health
     from vgpu.paths import NodePaths
@@ -55,7 +55,7 @@ def examined() -> Iterator[Finding]:
     yield from machine.diagnose(machine.probe(paths.runtime, paths.state, user_installation()))
     node = look(paths)
     state = Path(node.status.state_dir) if isinstance(node, health.Health) else paths.state
-    yield from surroundings.diagnose(surroundings.probe(state))
+    yield from process_env.diagnose(process_env.probe(state))
     answers = isinstance(node, health.Health)
     yield from health.service(unit(), answers=answers)
     yield from health.diagnose(node) if isinstance(node, health.Health) else health.silent(node)

@@ -12,10 +12,10 @@ import typer
 
 from vgpu import retired
 from vgpu.ctl import output
-from vgpu.ctl.exits import say
+from vgpu.ctl.exit_codes import say
 from vgpu.ctl.options import Output, OutputOption
 from vgpu.ctl.output import Cell
-from vgpu.ctl.since import SinceOption, clock_time, parse_since
+from vgpu.ctl.time_options import SinceOption, clock_time, parse_since
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 

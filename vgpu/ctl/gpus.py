@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vgpu.ctl import completion, options, progress
-from vgpu.ctl.exits import say
+from vgpu.ctl.exit_codes import say
 from vgpu.ctl.options import Mode, Output, OutputOption
 
 if TYPE_CHECKING:

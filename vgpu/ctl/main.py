@@ -26,7 +26,7 @@ from vgpu.ctl import (
     node,
     options,
     programs,
-    streams,
+    stdio,
     support,
     systemd,
     top,
@@ -34,8 +34,8 @@ from vgpu.ctl import (
     verify,
     vgpus,
 )
-from vgpu.ctl.exits import Exit, report, say
-from vgpu.ctl.overview import Overview
+from vgpu.ctl.exit_codes import Exit, report, say
+from vgpu.ctl.help_sections import Overview
 from vgpu.errors import VgpuError, in_plain_words
 
 BEGIN = """To begin:
@@ -109,17 +109,17 @@ def run(arguments: Sequence[str]) -> int:
         say(error.message, error.hint)
         return Exit.LAUNCH if launches else Exit.FAILURE
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        streams.silence()
+        stdio.silence()
         return Exit.FAILURE
     except OSError as error:
-        if not streams.refuses():
+        if not stdio.refuses():
             raise
-        streams.silence()
+        stdio.silence()
         say(f"cannot write to stdout: {error.strerror}")
         return Exit.LAUNCH if launches else Exit.FAILURE
     return int(result or 0)
 
 
 def main() -> int:
-    streams.open_closed_ones()
+    stdio.open_closed_ones()
     return run(sys.argv[1:])

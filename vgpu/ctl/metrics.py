@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from vgpu.ctl.exits import Exit, report
+from vgpu.ctl.exit_codes import Exit, report
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
@@ -81,10 +81,10 @@ def _serve(listen: str, limits: Limits) -> int:
     import trio
 
     from vgpu import logs
+    from vgpu.harness.signals import cause_of
     from vgpu.listening import bind, parse_address
     from vgpu.metrics import serve
     from vgpu.paths import NodePaths
-    from vgpu.stage.signals import cause_of
 
     logs.to_stderr("metrics")
     listening, address = bind(parse_address(listen, EXAMPLE))

@@ -12,7 +12,7 @@ import typer
 
 from client_hook import interpreter
 from vgpu.ctl import gpus, options, progress
-from vgpu.ctl.exits import Exit, say
+from vgpu.ctl.exit_codes import Exit, say
 from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
 from vgpu.errors import ErrorCode, VgpuError
 

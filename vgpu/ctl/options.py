@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, TypeVa
 import typer
 
 from vgpu import retired
-from vgpu.choices import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
 from vgpu.ctl import completion
+from vgpu.enums import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def renamed(old: str, said: str | None, value: str | None) -> str | None:
     """``value`` of an option that was called ``old``, and under that name has the value ``said``."""
     if said is None:
         return value
-    from vgpu.ctl.exits import say
+    from vgpu.ctl.exit_codes import say
 
     new = retired.OPTIONS[old]
     if value is not None:

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from vgpu.ctl import completion, options, progress
-from vgpu.ctl.exits import report, say
+from vgpu.ctl.exit_codes import report, say
 from vgpu.ctl.options import Wanted
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.share import MEANING

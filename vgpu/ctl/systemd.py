@@ -63,7 +63,7 @@ def install(units: UnitsArgument = None, user: UserOption = False) -> None:
 
 def text(unit: Unit, *, user: bool) -> str:
     """The unit, for the program that runs now. ``VgpuError``: the installation lacks it, or there is none for users."""
-    from vgpu.shipped import shipped
+    from vgpu.data_files import shipped
 
     if user and unit is not Unit.NODE:
         raise VgpuError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.options import Output, OutputOption
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -78,7 +78,7 @@ def verify(
 def _examined(plan: Plan, show: Show) -> Findings:
     import trio
 
-    from vgpu.stage.signals import cause_of, ended_by_signals
+    from vgpu.harness.signals import cause_of, ended_by_signals
     from vgpu.verify.run import examine
 
     try:

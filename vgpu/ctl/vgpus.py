@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from vgpu.ctl import completion, options, output, progress, tables
-from vgpu.ctl.exits import report, say
+from vgpu.ctl.exit_codes import report, say
 from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.output import Cell
 from vgpu.errors import ErrorCode, VgpuError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from vgpu.choices import OnServerLoss
+from vgpu.enums import OnServerLoss
 from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.units import counted
 

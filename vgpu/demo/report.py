@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from vgpu.ctl.output import Cell, Column, Row
 from vgpu.ctl.tables import percent
-from vgpu.stage.measure import TOLERANCE_RATIO
+from vgpu.harness.measure import TOLERANCE_RATIO
 from vgpu.units import format_bytes
 
 COLUMNS: Final = (

@@ -12,12 +12,12 @@ import trio
 
 from vgpu.ctl.options import Mode
 from vgpu.demo.report import Report, Sharer
+from vgpu.harness.measure import Sample, Series, common_window, shares
+from vgpu.harness.node import private_node
+from vgpu.harness.program import Workload, WorkloadReport, environment_of, run_workload
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import GpuStatus, VgpuStatus
 from vgpu.spec import VgpuSpec
-from vgpu.stage.measure import Sample, Series, common_window, shares
-from vgpu.stage.node import private_node
-from vgpu.stage.program import Workload, WorkloadReport, environment_of, run_workload
 from vgpu.units import MIB
 
 SHARES_PERCENT: Final = (30.0, 70.0)

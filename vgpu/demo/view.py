@@ -12,7 +12,7 @@ from vgpu.ctl.output import GAP, Cell, Column, Row, console, table_text
 from vgpu.ctl.progress import Part, waiting
 from vgpu.ctl.tables import percent, used_of, vgpu_token_rate
 from vgpu.demo.run import SHARES_PERCENT, Scene
-from vgpu.stage.measure import shares
+from vgpu.harness.measure import shares
 from vgpu.units import format_bytes
 
 if TYPE_CHECKING:

@@ -15,9 +15,10 @@ import trio
 from client_hook import interpreter, namespaces
 from client_hook.environment import simulation_libraries
 from vgpu.config import UnmanagedName
-from vgpu.ctl.exits import report
+from vgpu.ctl.exit_codes import report
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import exclusive
+from vgpu.harness.signals import cause_of
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger
 from vgpu.logs import to_stderr
@@ -26,7 +27,6 @@ from vgpu.node.supervisor import Node, check_paths, prepare
 from vgpu.openfiles import raise_limit
 from vgpu.paths import UMASK, NodePaths
 from vgpu.protocol.peer import listener_at
-from vgpu.stage.signals import cause_of
 
 log = get_logger(__name__)
 

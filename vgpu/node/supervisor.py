@@ -37,7 +37,7 @@ from vgpu.node.survey import SILENT, StatusCollector
 from vgpu.openfiles import is_kept
 from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths, unusable
-from vgpu.precedence import keep_all
+from vgpu.process_tuning import keep_all
 from vgpu.protocol.codec import MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (

@@ -23,7 +23,7 @@ from pydantic import (
 )
 
 from vgpu import retired
-from vgpu.choices import LeaseChoice
+from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters

@@ -10,11 +10,11 @@ from typing import Final, TypeVar
 
 import trio
 
-from vgpu.choices import LeaseChoice
+from vgpu.enums import LeaseChoice
+from vgpu.harness.program import Workload, WorkloadReport, run_workload
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import GpuStatus, OutsideProcess, VgpuStatus
 from vgpu.spec import VgpuSpec
-from vgpu.stage.program import Workload, WorkloadReport, run_workload
 from vgpu.units import GIB, MIB
 
 MEMORY_BYTES: Final = 2 * GIB

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
-from vgpu.stage.measure import shares
+from vgpu.harness.measure import shares
 from vgpu.units import format_bytes
 from vgpu.verify.measured import Ending, Evidence, LaunchRun, LightRun, MemoryRun, ShareRun, SmRun
 from vgpu.verify.tolerances import Tolerance, What

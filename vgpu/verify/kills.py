@@ -11,10 +11,10 @@ from typing import Final
 import trio
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.harness.program import Workload, WorkloadReport, environment_of
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import VgpuStatus
 from vgpu.protocol.trace import LeaseRecord
-from vgpu.stage.program import Workload, WorkloadReport, environment_of
 from vgpu.trace.collect import Collector
 from vgpu.trace.recording import Recording
 from vgpu.verify.ground import Ground, eventually

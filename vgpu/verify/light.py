@@ -7,8 +7,8 @@ from typing import Final
 
 import trio
 
-from vgpu.choices import LeaseChoice
-from vgpu.stage.program import Workload, WorkloadReport, begin, environment_of
+from vgpu.enums import LeaseChoice
+from vgpu.harness.program import Workload, WorkloadReport, begin, environment_of
 from vgpu.verify.ground import Ground
 from vgpu.verify.plan import Lengths
 

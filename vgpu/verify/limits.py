@@ -10,8 +10,8 @@ import trio
 
 from client_hook import interpreter
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.harness.program import WorkloadReport, environment_of, run_program
 from vgpu.protocol.messages import ProcessReading, VgpuStatus
-from vgpu.stage.program import WorkloadReport, environment_of, run_program
 from vgpu.verify.ground import Ground
 from vgpu.verify.judge import SM_PERCENTS
 from vgpu.verify.measured import LaunchRun, MemoryRun, SmRun

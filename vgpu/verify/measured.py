@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from vgpu.stage.measure import shares
+from vgpu.harness.measure import shares
 
 Interval = tuple[int, int]
 

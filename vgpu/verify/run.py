@@ -10,12 +10,12 @@ from typing import Final
 
 import trio
 
-from vgpu.choices import LeaseChoice
 from vgpu.ctl.options import Mode
+from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.harness.node import private_node
+from vgpu.harness.signals import cause_of
 from vgpu.protocol.messages import GpuStatus, OutsideProcess
-from vgpu.stage.node import private_node
-from vgpu.stage.signals import cause_of
 from vgpu.verify.ground import Ground
 from vgpu.verify.judge import ALONE, KILL, LAUNCH, LIGHT, MEMORY, PLANTED_DELAY_NS, SMS, TOGETHER
 from vgpu.verify.kills import endings

@@ -9,9 +9,9 @@ from typing import Any, Final
 import trio
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.harness.measure import Sample, Series
+from vgpu.harness.program import Workload, WorkloadReport, begin, environment_of
 from vgpu.protocol.messages import VgpuStatus
-from vgpu.stage.measure import Sample, Series
-from vgpu.stage.program import Workload, WorkloadReport, begin, environment_of
 from vgpu.verify.ground import Ground
 from vgpu.verify.measured import Interval, ProgramRun, ShareRun, series_of, stamped_ratio
 from vgpu.verify.plan import Lengths

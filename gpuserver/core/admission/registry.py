@@ -25,7 +25,7 @@ from functools import lru_cache
 from itertools import product
 
 from gpuserver.core.scheduler.leases import VgpuIndex
-from vgpu.choices import LeaseChoice, Oversubscribe
+from vgpu.enums import LeaseChoice, Oversubscribe
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.packing.admission import Demand, Refusal, admit, fits, packed, packing_of, packing_ratio
 from vgpu.packing.fractional import NO_PACKING, STEPS, Packing

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from gpuserver.device.base import MpsDirectories, PartitionerStatus
-from vgpu.choices import PriorityName
+from vgpu.enums import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.protocol.peer import is_alive, start_time

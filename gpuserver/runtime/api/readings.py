@@ -18,7 +18,7 @@ from gpuserver.runtime.memory.outside import UnmanagedProcess
 from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.rates import Rates
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
-from vgpu.choices import Oversubscribe, PriorityName
+from vgpu.enums import Oversubscribe, PriorityName
 from vgpu.packing.partition import SM_STEP
 from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuStatus
 from vgpu.share import PPM, Mode

@@ -17,8 +17,8 @@ from client_hook import interpreter
 from client_hook.environment import joined_preload
 from vgpu.ctl.programs import attachment
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.harness.measure import Sample, Series
 from vgpu.protocol.messages import VgpuStatus
-from vgpu.stage.measure import Sample, Series
 
 
 @dataclass(slots=True)

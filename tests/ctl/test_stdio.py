@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.ctl.fake_node import FakeNode, vgpu_reading
-from vgpu.ctl.exits import Exit
+from vgpu.ctl.exit_codes import Exit
 
 ROOT = Path(__file__).parents[2]
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from client_hook.doctor import Finding, Verdict
-from client_hook.surroundings import Preloaded, Surroundings, diagnose, probe
+from client_hook.process_env import Preloaded, Surroundings, diagnose, probe
 
 WELL = Surroundings(preloaded=(Preloaded("/h/libvgpu_hook.so", "current"),), free_bytes=10 << 30)
 OURS = "/h/libvgpu_hook.so"
@@ -62,7 +62,7 @@ def test_one_oddity_is_one_finding_with_what_to_type(
 
 
 def test_what_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loadable: Path) -> None:
-    monkeypatch.setattr("client_hook.surroundings.hook_library", lambda: loadable)
+    monkeypatch.setattr("client_hook.process_env.hook_library", lambda: loadable)
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/timens_offsets").write_text("monotonic           -5         500000000\nboottime  0  0\n")
     (tmp_path / "etc").mkdir()

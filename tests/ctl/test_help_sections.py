@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer.main
 
+from vgpu.ctl.help_sections import OTHER, SECTIONS, sections
 from vgpu.ctl.main import app, run
-from vgpu.ctl.overview import OTHER, SECTIONS, sections
 
 
 def test_every_command_has_its_section(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
