@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.gpu.node import Node, plain_environment
 
-SOURCE = Path(__file__).parents[2] / "benchmarks" / "gpu" / "driver_call_cost.c"
+SOURCE = Path(__file__).parents[2] / "benchmarks" / "experiments" / "driver_call_cost.c"
 
 
 @pytest.mark.slow
