@@ -27,6 +27,13 @@ CLASSES = """
 """
 """Retired names of classes (the glossary): where one stands in code, another word is meant."""
 
+MODULES = """
+    choices shipped exits since overview surroundings precedence dozing bench belief excess ahead foresight doors
+    conversation endings books touch thread desks deskpages board boardevents membership competition deadlines
+    happenings nativelogic nativememory nativewire rehearsal stage
+"""
+"""Retired names of files and folders of the product."""
+
 
 def test_a_retired_option_does_what_the_new_one_does_and_says_so(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["gpu", "set", "0", "--quantum", "2h"]) != 0
@@ -93,3 +100,8 @@ def test_no_retired_word_is_left() -> None:
     assert [
         (path, found[0]) for path in code() if path not in allowed for found in definitions.finditer(path.read_text())
     ] == []
+
+
+def test_no_file_or_folder_has_a_retired_name() -> None:
+    retired_names = set(MODULES.split())
+    assert [path for path in code() if retired_names & {path.stem, *path.relative_to(ROOT).parts}] == []
