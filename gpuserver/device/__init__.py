@@ -7,6 +7,7 @@
 ``claim``      one GPU Server for each GPU of the machine
 ``pidfd``      which process a signal or a checkpoint reaches
 
-A new vendor is one folder beside ``nvidia`` and one entry in ``vendors``. tests/device/conformance holds each
-implementation against the Protocols.
+A new vendor is one folder beside ``nvidia`` and one entry in ``vendors``, which ``gpuserver/__main__.py`` chooses.
+tests/device/conformance holds each implementation against the Protocols. The hook (``cython_ext/hook``) knows CUDA
+alone: programs of another driver need a hook of their own.
 """

@@ -16,7 +16,7 @@ def used_ns(vgpu: StagedVgpu) -> int:
 
 def allow(vgpu: StagedVgpu, more_ns: int) -> int:
     """From now on; what the sum may come to."""
-    vgpu.harness.dispatcher.allow(vgpu.key, 0, more_ns)
+    vgpu.stage.dispatcher.allow(vgpu.key, 0, more_ns)
     return vgpu.grants.allowed_ns
 
 
@@ -46,7 +46,7 @@ def test_what_is_allowed_is_used_and_no_more(stage: Stage) -> None:
 
 
 def allow_all(vgpu: StagedVgpu) -> None:
-    vgpu.harness.dispatcher.allow(vgpu.key, 0, None)
+    vgpu.stage.dispatcher.allow(vgpu.key, 0, None)
 
 
 def test_a_limit_that_comes_holds_threads_on_the_fast_path(stage: Stage) -> None:

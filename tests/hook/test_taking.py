@@ -37,13 +37,13 @@ class Later(Endless):
 
 def stand(vgpu: StagedVgpu) -> int:
     """A lease for a free GPU. Its epoch."""
-    epoch = next(vgpu.harness.epochs)
-    assert vgpu.harness.dispatcher.publish(vgpu.key, epoch, time.monotonic_ns(), None, on_want=True, alone=True)
+    epoch = next(vgpu.stage.epochs)
+    assert vgpu.stage.dispatcher.publish(vgpu.key, epoch, time.monotonic_ns(), None, on_want=True, alone=True)
     return epoch
 
 
 def new_relay(vgpu: StagedVgpu) -> None:
-    vgpu.relay = Relay(vgpu.activity, vgpu.grants, vgpu.harness.relay_page, vgpu.key, [vgpu.slot().index])
+    vgpu.relay = Relay(vgpu.activity, vgpu.grants, vgpu.stage.relay_page, vgpu.key, [vgpu.slot().index])
 
 
 def test_it_launches_before_anybody_has_heard_of_it_but_not_for_long(stage: Stage, vgpu: StagedVgpu) -> None:
