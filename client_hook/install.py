@@ -29,7 +29,7 @@ from client_hook.errors import HookError
 MARK: Final = "# st-vgpu hook, see vgpuctl hook"
 _PROBE: Final = "/bin/true"
 OTHER_USER: Final = 65534
-"""The uid of the user ``nobody``: every user can read what this one can read."""
+"""The uid of the user ``nobody``: a file that this user can read is readable by every user."""
 _LOGIN_FILES: Final = (".bash_profile", ".bash_login", ".profile")
 _BASHRC: Final = ".bashrc"
 _OTHER_FILES: Final = (".zshenv", ".zshrc")

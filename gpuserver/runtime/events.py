@@ -1,4 +1,4 @@
-"""What happens on one GPU, told to whoever watches; the node keeps it, and gets what it missed while it was away."""
+"""The events of one GPU, for each client that watches. The node keeps them, and gets those that it missed."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class Vgpu:
     activity_fd: int = -1
     """Descriptor of the activity page, handed to every broker of this vGPU."""
     written: bool = False
-    """The journal has had it. A client is told of no vGPU before."""
+    """The journal has the vGPU. Clients see a vGPU only from then on."""
     # --- its broker
     broker: Process = NO_PROCESS
     link: MessageStream | None = None

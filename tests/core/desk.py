@@ -40,7 +40,7 @@ GRANTED_ONLY = Policy(standby=False)
 class Desk:
     """vGPUs 0, 1, … have ``shares``. Each call tells one event at ``at_ms``, checks the books, returns the commands.
 
-    ``standby``: with standby leases, which take epochs while nobody wants anything."""
+    ``standby``: with standby leases, which take epochs while no vGPU wants the GPU."""
 
     def __init__(self, scheduler: Scheduler, *shares: Share, standby: bool = False) -> None:
         self.scheduler = scheduler

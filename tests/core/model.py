@@ -159,7 +159,7 @@ class Run(Timeline):
         self.drained: set[tuple[int, int]] = set()
         self.tails: set[tuple[int, int]] = set()
         self.unheard: set[int] = set()
-        """Who holds by a standby lease that the scheduler has not published again."""
+        """The vGPUs that hold a standby lease which the scheduler has not published again."""
         self.first_epochs: dict[int, int] = {}
         """By key: what was said of older leases was of one that is gone."""
         self.records: list[Record] = []

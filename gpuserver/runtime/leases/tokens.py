@@ -92,9 +92,9 @@ class TokenLoop:
         """The scheduler's deadline for which the alarm is set."""
         self._on_decision: Callable[[], None] = lambda: None
 
-    def on_decision(self, look: Callable[[], None]) -> None:
+    def on_decision(self, call: Callable[[], None]) -> None:
         """``look`` is called after every decision."""
-        self._on_decision = look
+        self._on_decision = call
 
     # --- vGPUs arrive, change and leave
 
@@ -187,7 +187,7 @@ class TokenLoop:
     def replace_scheduler(self, scheduler: Scheduler, shares: dict[VgpuIndex, Share]) -> None:
         """Another mode: every vGPU keeps its account. Only while no process is attached, so that no lease is in
         force."""
-        books, parked_account = self.books(), tuple(self._parked)
+        books, parked = self.books(), tuple(self._parked)
         self._parked.clear()
         pages, self._grants = self._grants, {}
         for key in pages:
@@ -198,7 +198,7 @@ class TokenLoop:
         self._wanted_ns.clear()
         for key, page in pages.items():
             self.add(key, page, shares[key], books.get(key))
-        for key in parked_account:
+        for key in parked:
             self.park(key)
 
     def set_policy(self, policy: Policy) -> None:
@@ -241,9 +241,9 @@ class TokenLoop:
         """``recorder`` gets nothing more. Hooks stop recording once it was the last."""
         self.drain_events()
         self._recorders = tuple(other for other in self._recorders if other is not recorder)
-        was_curious = recorder in self._activity_recorders
+        was_recording = recorder in self._activity_recorders
         self._activity_recorders.discard(recorder)
-        if was_curious and not self._activity_recorders:
+        if was_recording and not self._activity_recorders:
             for page in self._grants.values():
                 page.flags = page.flags & ~GrantsFlag.TRACED
 

@@ -113,7 +113,7 @@ class Suspension:
             raise
         text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
         if vgpu.idle_suspended:
-            text += f"; nobody used it for {format_duration(vgpu.record.spec.idle_suspend_ns)}"
+            text += f"; no program used it for {format_duration(vgpu.record.spec.idle_suspend_ns)}"
         state.record_event(EventType.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
 
     async def resume(self, vgpu: Vgpu) -> None:
