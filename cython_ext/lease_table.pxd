@@ -62,7 +62,7 @@ cdef enum:
     RECENT = 1 << 30         # epochs closer than this compare safely
 
     TABLE_OK = 0
-    BOARD_OVER = 1           # the epoch is not live any more
+    TABLE_OVER = 1           # the epoch is not live any more
     TABLE_FULL = 2           # MOST_LEASES leases of the vGPU are live
     TABLE_EMPTY = 3          # ends before it starts
 
@@ -331,7 +331,7 @@ cdef inline int table_publish(
         return TABLE_EMPTY
     if published == NULL:
         if epoch_reached(queue.newest, asked.lease.epoch) and table.newest - queue.newest < RECENT:
-            return BOARD_OVER
+            return TABLE_OVER
         if queue.live == MOST_LEASES:
             return TABLE_FULL
         published = &queue.leases[queue.live]
