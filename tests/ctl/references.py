@@ -11,6 +11,7 @@ from pathlib import Path
 
 from gpuserver.core.scheduler import policy
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
+from vgpu.protocol.requests import TABLE
 from vgpu.share import PPM
 
 ROOT = Path(__file__).parents[2]
@@ -35,7 +36,27 @@ def policy_constants() -> str:
     return "".join(_policy_lines())
 
 
-PAGES = {INTERNALS / "code-map.md": code_map, INTERNALS / "policy-constants.md": policy_constants}
+def requests() -> str:
+    return "".join(_request_lines())
+
+
+PAGES = {
+    INTERNALS / "code-map.md": code_map,
+    INTERNALS / "policy-constants.md": policy_constants,
+    INTERNALS / "requests.md": requests,
+}
+
+
+def _request_lines() -> Iterator[str]:
+    yield "# Requests\n\n"
+    yield "Made by `python -m tests.ctl.references` from `vgpu/protocol/requests.py`. Do not edit it.\n\n"
+    yield "A client sends these to the node. `vgpu/protocol/messages.py` has their fields.\n"
+    yield "The node waits for a GPU Server's answer as long as the fourth column says.\n\n"
+    yield "| request | answer | answered by | limit, s | HTTP, below `/api/v1` |\n| --- | --- | --- | --- | --- |\n"
+    for entry in TABLE:
+        answer = f"`{entry.answer.__name__}`" + (", a stream" if entry.is_stream else "")
+        http = f"`{entry.http}`" if entry.http else ""
+        yield f"| `{entry.op}` | {answer} | {entry.route.value} | {entry.limit_s:g} | {http} |\n"
 
 
 def _code_map_lines() -> Iterator[str]:

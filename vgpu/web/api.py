@@ -45,6 +45,7 @@ from vgpu.protocol.messages import (
     VgpuList,
     VgpuStatus,
 )
+from vgpu.protocol.requests import entry_of
 from vgpu.protocol.service import AnyModel, ask
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs, explain
 from vgpu.web.feed import Feed
@@ -52,9 +53,10 @@ from vgpu.web.history import History
 from vgpu.web.streams import everything, leases
 from vgpu.web.timelines import Timelines
 
-LOOK_S: Final = 20.0
+LEAST_S: Final = 20.0
 """More than the node's own patience with a GPU Server that is being restarted."""
-MOVE_S: Final = 620.0
+MARGIN_S: Final = 20.0
+"""Beyond the node's own time limit: the node's answer names the reason."""
 STATUS_OF: Final[dict[ErrorCode, int]] = {
     ErrorCode.INVALID: 400,
     ErrorCode.NOT_FOUND: 404,
@@ -103,9 +105,9 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
     """Its routes, for the node at ``control_socket``."""
     router = APIRouter(prefix="/api/v1", responses=REFUSALS)
 
-    async def node(request: Request, model: type[AnyModel], timeout_s: float = LOOK_S) -> AnyModel:
+    async def node(request: Request, model: type[AnyModel]) -> AnyModel:
         try:
-            return await ask(control_socket, request, model, timeout_s)
+            return await ask(control_socket, request, model, max(LEAST_S, entry_of(request).limit_s + MARGIN_S))
         except ValidationError as error:
             raise VgpuError(ErrorCode.VERSION, f"the node's answer is not understood: {explain(error)}") from error
         except ProtocolError as error:
@@ -196,17 +198,17 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
     @router.post("/vgpus/{ref}/suspend", tags=["vGPUs"])
     async def suspend(ref: str) -> VgpuStatus:
         """As `vgpuctl suspend`: takes as long as its memory takes to the host's."""
-        return await node(Suspend(vgpu=ref), VgpuStatus, MOVE_S)
+        return await node(Suspend(vgpu=ref), VgpuStatus)
 
     @router.post("/vgpus/{ref}/resume", tags=["vGPUs"])
     async def resume(ref: str) -> VgpuStatus:
         """As `vgpuctl resume`."""
-        return await node(Resume(vgpu=ref), VgpuStatus, MOVE_S)
+        return await node(Resume(vgpu=ref), VgpuStatus)
 
     @router.post("/vgpus/{ref}/migrate", tags=["vGPUs"])
     async def migrate(ref: str, gpu: Annotated[str, Query(description="An index or a UUID.")]) -> VgpuStatus:
         """As `vgpuctl migrate`: with its running programs, to another GPU of the node."""
-        return await node(Migrate(vgpu=ref, gpu=gpu), VgpuStatus, MOVE_S)
+        return await node(Migrate(vgpu=ref, gpu=gpu), VgpuStatus)
 
     return router
 

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from functools import partial
+from typing import Final
 
 import trio
 from pydantic import BaseModel, ValidationError
@@ -44,9 +46,11 @@ from vgpu.event_types import EventType
 from vgpu.groups import Groups
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
+from vgpu.protocol.handlers import Handlers
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
     FORWARDS,
+    Arrival,
     Await,
     Confirm,
     Confirmed,
@@ -64,6 +68,7 @@ from vgpu.protocol.messages import (
     MetricsSnapshot,
     Migrate,
     MigrateIn,
+    MigrateOutcome,
     ModeChoice,
     Notice,
     Processes,
@@ -83,12 +88,29 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.meters import GpuMeters, VgpuMeters
 from vgpu.protocol.peer import peer_of
+from vgpu.protocol.requests import TABLE
 from vgpu.protocol.service import serve, welcome
 from vgpu.protocol.stream import MessageStream
 from vgpu.share import Mode
 from vgpu.units import counted
 
 log = get_logger(__name__)
+
+
+OWN: Final = tuple(entry for entry in TABLE if entry.on_server and not entry.is_stream)
+"""The requests that have one answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asker:
+    """The node, or another GPU Server. ``held``: the creations of its link that it has not confirmed."""
+
+    forward: Forward
+    held: Held
+
+    @property
+    def uid(self) -> int:
+        return self.forward.uid
 
 
 class Control:
@@ -119,6 +141,29 @@ class Control:
         self._tracing = Tracing(state)
         self._groups = Groups()
         settings, facts = state.settings, state.facts
+        self._handlers = Handlers[Asker](
+            "GPU Server",
+            OWN,
+            {
+                Create: self._create,
+                Await: self._await,
+                Confirm: self._confirm,
+                Set: self._set,
+                Remove: self._remove,
+                Suspend: self._suspend,
+                Resume: self._resume,
+                Migrate: self._migrate_away,
+                MigrateIn: self._migrate_in,
+                SetGpu: self._set_gpu,
+                List: self._list,
+                Inspect: self._inspect,
+                Processes: self._list_processes,
+                Gpus: self._list_gpus,
+                Events: self._past_events,
+                GetSnapshot: self._snapshot,
+                GetMetrics: self._metrics,
+            },
+        )
         self._place = GpuPlace(facts.index, facts.uuid, settings.simulated, _environment(settings))
 
     # --- links
@@ -183,50 +228,9 @@ class Control:
                 return None
 
     async def _answer(self, forward: Forward, held: Held) -> BaseModel:
-        state = self._state
-        match forward.request:
-            case Create() as create:
-                return await self._create(create, forward, held)
-            case Await(request_id=request_id):
-                return await self._await(forward.uid, request_id)
-            case Confirm(request_id=request_id):
-                kept = await self._creations.confirm(forward.uid, request_id)
-                return Confirmed(vgpu_id=kept.record.vgpu_id)
-            case Set(vgpu=vgpu_id, changes=_) as change:
-                return await self._set(self._owned(vgpu_id, forward.uid), change, forward.uid)
-            case Remove(vgpu=vgpu_id, force=force):
-                return await self._remove(self._owned(vgpu_id, forward.uid), forward.uid, force=force)
-            case Suspend(vgpu=vgpu_id):
-                vgpu = self._owned(vgpu_id, forward.uid)
-                await self._suspension.suspend(vgpu)
-                return self._reading(vgpu)
-            case Resume(vgpu=vgpu_id):
-                vgpu = self._owned(vgpu_id, forward.uid)
-                await self._suspension.resume(vgpu)
-                return self._reading(vgpu)
-            case Migrate(vgpu=vgpu_id, gpu=gpu):
-                return await self._migration.leave(self._owned(vgpu_id, forward.uid), int(gpu))
-            case MigrateIn() as arriving:
-                return await self._migration.arrive(arriving)
-            case List():
-                return VgpuList(vgpus=self._readings())
-            case Inspect(vgpu=vgpu_id):
-                return self._inspect(self._known(vgpu_id))
-            case Processes(vgpu=vgpu_id):
-                chosen = [self._known(vgpu_id)] if vgpu_id else list(state.vgpus.values())
-                return ProcessList(processes=tuple(p for vgpu in chosen for p in self._processes(vgpu)))
-            case Gpus():
-                return GpuList(gpus=(self._gpu(self._readings()),))
-            case SetGpu() as change:
-                return await self._set_gpu(change, forward.uid)
-            case Events():  # all it remembers: the node chooses
-                return EventList(events=tuple(state.events.past))
-            case GetSnapshot():
-                return self._look()
-            case GetMetrics():
-                return self._meter()
-            case _:
-                raise VgpuError(ErrorCode.INVALID, f"{forward.request.op} is asked of the node, not of a GPU")
+        if not self._handlers.handles(forward.request):
+            raise VgpuError(ErrorCode.INVALID, f"{forward.request.op} is asked of the node, not of a GPU")
+        return await self._handlers.answer(forward.request, Asker(forward, held))
 
     # --- permission
 
@@ -245,25 +249,30 @@ class Control:
 
     # --- changes
 
-    async def _create(self, create: Create, forward: Forward, held: Held) -> VgpuStatus:
-        share_gid = create.share_gid
+    async def _create(self, create: Create, asker: Asker) -> VgpuStatus:
+        forward, share_gid = asker.forward, create.share_gid
         if create.spec.share_group is not None and share_gid < 0:  # a node of an older version leaves it to us
             share_gid = await self._groups.id_of(create.spec.share_group)
         owner = Owner(forward.uid, share_gid if create.spec.share_group is not None else -1)
-        vgpu = await self._creations.create(create, owner, Process(*forward.asker), held)
+        vgpu = await self._creations.create(create, owner, Process(*forward.asker), asker.held)
         if create.wait:
             await self._creations.finished(vgpu)
         return self._reading(vgpu)
 
-    async def _await(self, uid: int, request_id: str) -> VgpuStatus:
-        vgpu = await self._creations.asked_before(uid, request_id)
+    async def _confirm(self, confirm: Confirm, asker: Asker) -> Confirmed:
+        kept = await self._creations.confirm(asker.uid, confirm.request_id)
+        return Confirmed(vgpu_id=kept.record.vgpu_id)
+
+    async def _await(self, wait: Await, asker: Asker) -> VgpuStatus:
+        request_id = wait.request_id
+        vgpu = await self._creations.asked_before(asker.uid, request_id)
         if vgpu is None:
             raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU is made for request {request_id!r}", "ask again")
         await self._creations.finished(vgpu)
         return self._reading(vgpu)
 
-    async def _set(self, vgpu: Vgpu, change: Set, uid: int) -> VgpuStatus:
-        state = self._state
+    async def _set(self, change: Set, asker: Asker) -> VgpuStatus:
+        state, vgpu, uid = self._state, self._owned(change.vgpu, asker.uid), asker.uid
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
         await self._memory.refresh()
@@ -285,7 +294,24 @@ class Control:
             raise unwritten(state, f"{record.vgpu_id} is changed")
         return self._reading(vgpu)
 
-    async def _remove(self, vgpu: Vgpu, uid: int, *, force: bool) -> VgpuStatus:
+    async def _suspend(self, suspend: Suspend, asker: Asker) -> VgpuStatus:
+        vgpu = self._owned(suspend.vgpu, asker.uid)
+        await self._suspension.suspend(vgpu)
+        return self._reading(vgpu)
+
+    async def _resume(self, resume: Resume, asker: Asker) -> VgpuStatus:
+        vgpu = self._owned(resume.vgpu, asker.uid)
+        await self._suspension.resume(vgpu)
+        return self._reading(vgpu)
+
+    async def _migrate_away(self, migrate: Migrate, asker: Asker) -> MigrateOutcome:
+        return await self._migration.leave(self._owned(migrate.vgpu, asker.uid), int(migrate.gpu))
+
+    async def _migrate_in(self, arriving: MigrateIn, _: Asker) -> Arrival:
+        return await self._migration.arrive(arriving)
+
+    async def _remove(self, remove: Remove, asker: Asker) -> VgpuStatus:
+        vgpu, uid, force = self._owned(remove.vgpu, asker.uid), asker.uid, remove.force
         vgpu_id, processes = vgpu.record.vgpu_id, vgpu.alive
         if processes and not force:
             pids = ", ".join(str(process.pid) for process in processes[:5]) + (" …" if len(processes) > 5 else "")
@@ -304,8 +330,8 @@ class Control:
             raise unwritten(self._state, f"{vgpu_id} is removed")
         return last
 
-    async def _set_gpu(self, change: SetGpu, uid: int) -> GpuStatus:
-        state = self._state
+    async def _set_gpu(self, change: SetGpu, asker: Asker) -> GpuStatus:
+        state, uid = self._state, asker.uid
         if uid not in {0, os.geteuid()}:
             raise VgpuError(
                 ErrorCode.NOT_YOURS,
@@ -375,13 +401,30 @@ class Control:
         statements, now_ns = state.tokens.statements(), time.monotonic_ns()
         return tuple(self._read(vgpu, statements.get(vgpu.record.key), now_ns) for vgpu in state.vgpus.values())
 
-    def _look(self) -> Snapshot:
+    async def _list(self, _: List, __: Asker) -> VgpuList:
+        return VgpuList(vgpus=self._readings())
+
+    async def _list_processes(self, wanted: Processes, _: Asker) -> ProcessList:
+        chosen = [self._known(wanted.vgpu)] if wanted.vgpu else list(self._state.vgpus.values())
+        return ProcessList(processes=tuple(p for vgpu in chosen for p in self._processes(vgpu)))
+
+    async def _list_gpus(self, _: Gpus, __: Asker) -> GpuList:
+        return GpuList(gpus=(self._gpu(self._readings()),))
+
+    async def _past_events(self, _: Events, __: Asker) -> EventList:
+        """All that the server remembers: the node chooses."""
+        return EventList(events=tuple(self._state.events.past))
+
+    async def _snapshot(self, _: GetSnapshot, __: Asker) -> Snapshot:
+        return self._snapshot_now()
+
+    def _snapshot_now(self) -> Snapshot:
         readings = self._readings()
         return Snapshot(at_unix_s=time.time(), gpus=(self._gpu(readings),), vgpus=readings)
 
-    def _meter(self) -> MetricsSnapshot:
+    async def _metrics(self, _: GetMetrics, __: Asker) -> MetricsSnapshot:
         state, index = self._state, self._state.facts.index
-        snapshot, meters = self._look(), state.tokens.meters
+        snapshot, meters = self._snapshot_now(), state.tokens.meters
         return MetricsSnapshot(
             snapshot=snapshot,
             processes=tuple(p for vgpu in state.vgpus.values() for p in self._processes(vgpu)),
@@ -419,8 +462,8 @@ class Control:
         )
         return vgpu_reading(vgpu, self._place, statement, rates, now_ns, warnings)
 
-    def _inspect(self, vgpu: Vgpu) -> VgpuDetail:
-        state = self._state
+    async def _inspect(self, inspect: Inspect, _: Asker) -> VgpuDetail:
+        state, vgpu = self._state, self._known(inspect.vgpu)
         return VgpuDetail(
             vgpu=self._reading(vgpu),
             processes=tuple(self._processes(vgpu)),
