@@ -111,6 +111,6 @@ wheel: $(VENV)/.builder ## a wheel under dist/, by the group `build` alone: it n
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
 
 clean: ## remove what was built, keep .venv
-	rm -rf build dist mutants cython_ext/lib cython_ext/*.so cython_ext/testing/*.so
-	find cython_ext -name '*.c' -delete
+	rm -rf build dist mutants cython_ext/lib
+	find cython_ext -name '*.c' -delete -o -name '*.so' -delete
 	rm -f $(VENV)/.built

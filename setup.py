@@ -2,8 +2,9 @@
 
 Two kinds of artefact come out of ``cython_ext/``:
 
-* every ``cython_ext/*.pyx`` becomes an extension module for Python's Limited API, so that one wheel serves every
-  version from ``LEAST_PYTHON`` on. Those of ``cython_ext/testing`` do, too, in a checkout; no wheel contains them;
+* every ``*.pyx`` in ``cython_ext`` and the folders of ``MODULES`` becomes an extension module for Python's Limited API,
+  so that one wheel serves every version from ``LEAST_PYTHON`` on. Those of ``cython_ext/testing`` do, too, in a
+  checkout; no wheel contains them;
 * each folder named in ``LIBRARIES`` becomes one plain shared library (no ABI tag in its name) under
   ``cython_ext/lib/``. Its ``.pyx`` files hold nothing but ``noexcept nogil`` functions, so the linker can drop
   the module initialisers, and with them every reference to libpython. ``-z defs`` proves it: a Python symbol
@@ -24,6 +25,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 NATIVE = Path("cython_ext")
+MODULES = [NATIVE, NATIVE / "pages", NATIVE / "dispatch", NATIVE / "relay"]
 TESTING = NATIVE / "testing"  # its modules serve tests and benchmarks only
 DIRECTIVES = ["boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False"]
 LEAST_PYTHON = (3, 11)  # of the Limited API: the first whose has the buffer protocol
@@ -76,8 +78,8 @@ class BuildNative(build_ext):
     def run(self) -> None:
         if self.editable_mode:
             # It compiles into an empty folder. What lies in the source tree, newer than what it is made of, will do.
-            self.mkpath(str(Path(self.build_lib) / TESTING))
             for module in NATIVE.rglob("*.abi3.so"):
+                self.mkpath(str(Path(self.build_lib) / module.parent))
                 self.copy_file(str(module), str(Path(self.build_lib) / module))
         super().run()
         if self.inplace:
@@ -134,7 +136,7 @@ class BuildNative(build_ext):
 
 
 def extensions() -> list[Extension]:
-    headers = [str(p) for pattern in ("*.pxd", "*.h", "logic/*.pxd", "sim/*.pxd") for p in NATIVE.glob(pattern)]
+    headers = [str(p) for pattern in ("*.pxd", "*.h") for p in NATIVE.rglob(pattern)]
     return [
         Extension(
             ".".join(source.with_suffix("").parts),
@@ -146,7 +148,7 @@ def extensions() -> list[Extension]:
             py_limited_api=True,
             depends=headers,
         )
-        for source in sorted([*NATIVE.glob("*.pyx"), *TESTING.glob("*.pyx")])
+        for source in sorted(source for folder in [*MODULES, TESTING] for source in folder.glob("*.pyx"))
     ]
 
 

@@ -21,11 +21,11 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from threading import Thread
 
-from cython_ext.activitypage import ActivityPage
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.grantspage import GrantsPage
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.relaypage import RelayPage
 from cython_ext.readings import EventKind, PageMode
-from cython_ext.relaypage import RelayPage
 from cython_ext.testing.fake_peer import Process
 
 HOUR_NS = 3_600_000_000_000
@@ -33,10 +33,10 @@ PATIENCE_NS = 10_000_000_000
 
 BROKER = """
 import sys
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
-from cython_ext.relaypage import RelayPage
-from cython_ext.relay import Relay
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.relaypage import RelayPage
+from cython_ext.relay.relay import Relay
 activity, grants, relays, key = map(int, sys.argv[1:])
 with Relay(ActivityPage.map(activity), GrantsPage.map_readonly(grants), RelayPage.map(relays), key) as relay:
     relay.watch(0)
@@ -47,8 +47,8 @@ with Relay(ActivityPage.map(activity), GrantsPage.map_readonly(grants), RelayPag
 
 VICTIM = """
 import sys
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.testing.fake_peer import Process
 activity, grants = map(int, sys.argv[1:])
 process = Process(ActivityPage.map(activity), GrantsPage.map_readonly(grants), 1)

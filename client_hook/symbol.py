@@ -48,7 +48,7 @@ class Symbol:
     @property
     def waits(self) -> bool:
         """Whether it returns only once work of the GPU is done: the time in it is no host time
-        (``cython_ext/logic/demand.pxd``)."""
+        (``cython_ext/logic/meter/demand.pxd``)."""
         copies = self.name.startswith("cuMemcpy") and "Async" not in self.name
         return self.counted and (copies or self.name.startswith(_WAITING))
 

@@ -200,8 +200,8 @@ class SlotReading:
 
 
 class DemandReading(NamedTuple):
-    """What hooks measured of a vGPU (``cython_ext/logic/demand.pxd``). Of the process with the most each: its demand,
-    0: not measured; its mean burst; and the part of the last 200 ms in which it waited for the GPU. Of all its
+    """What hooks measured of a vGPU (``cython_ext/logic/meter/demand.pxd``). Of the process with the most each: its
+    demand, 0: not measured; its mean burst; and the part of the last 200 ms in which it waited for the GPU. Of all its
     processes: the GPU time that their launches take by themselves. Ratios are parts per million."""
 
     demand_ppm: int

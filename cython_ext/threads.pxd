@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t
 
-from cython_ext.layout cimport pthread_mutex_t
+from cython_ext.pages.layout cimport pthread_mutex_t
 
 
 cdef extern from "<signal.h>" nogil:

@@ -170,7 +170,8 @@ def plain(ask: Asked) -> None:
 
 
 def pieces(ask: Asked) -> None:
-    """Whether what is touched by address (cython_ext/logic/pieces.pxd) is what is taken, as blocks come and go."""
+    """Whether what is touched by address (cython_ext/logic/memory/pieces.pxd) is what is taken, as blocks come and
+    go."""
     gpu, chosen, touched = ask.gpu, random.Random(0), Pieces()
     blocks: list[tuple[int, int]] = []
     before, charged = ask.free, 0

@@ -3,13 +3,13 @@
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.state cimport Prediction, Gate, Pass, Pooled, State, Stream, Thread, state
-from cython_ext.layout cimport ActivityPage, Plan, Slot
-from cython_ext.logic.alloctable cimport Block
-from cython_ext.logic.durations cimport Duration, LaunchKey
-from cython_ext.logic.gate cimport GateState
-from cython_ext.logic.meter cimport Timing
-from cython_ext.logic.pools cimport PoolDue
-from cython_ext.logic.window cimport backlog_end_ns, backlog_unpredicted
+from cython_ext.pages.layout cimport ActivityPage, Plan, Slot
+from cython_ext.logic.memory.alloctable cimport Block
+from cython_ext.logic.meter.durations cimport Duration, LaunchKey
+from cython_ext.logic.gate.gate cimport GateState
+from cython_ext.logic.meter.meter cimport Timing
+from cython_ext.logic.memory.pools cimport PoolDue
+from cython_ext.logic.gate.window cimport backlog_end_ns, backlog_unpredicted
 from cython_ext.native cimport loadi64, rarely, store32, storei64
 
 

@@ -18,19 +18,21 @@ the lock of the ledger.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t
 
-from cython_ext.layout cimport GRANTS_REMOVED, GRANTS_SWAPPABLE, ActivityPage, GrantsPage, Slot, StorePage, TraceRecord
-from cython_ext.logic.alloctable cimport AllocTable, Block
-from cython_ext.logic.prequeue cimport Ahead
-from cython_ext.logic.arenas cimport Arenas
-from cython_ext.logic.poll_skip cimport Belief
-from cython_ext.logic.demand cimport Demand, Waits
-from cython_ext.logic.durations cimport DurationTable, LaunchKey
-from cython_ext.logic.graphs cimport GraphTable
-from cython_ext.logic.meter cimport Meter, Timing, Usage
-from cython_ext.logic.pieces cimport Pieces
-from cython_ext.logic.pools cimport PoolBook
-from cython_ext.logic.transfers cimport SmallTransferBudget
-from cython_ext.logic.window cimport Backlog
+from cython_ext.pages.layout cimport (
+    GRANTS_REMOVED, GRANTS_SWAPPABLE, ActivityPage, GrantsPage, Slot, StorePage, TraceRecord,
+)
+from cython_ext.logic.memory.alloctable cimport AllocTable, Block
+from cython_ext.logic.gate.prequeue cimport Ahead
+from cython_ext.logic.memory.arenas cimport Arenas
+from cython_ext.logic.gate.poll_skip cimport Belief
+from cython_ext.logic.meter.demand cimport Demand, Waits
+from cython_ext.logic.meter.durations cimport DurationTable, LaunchKey
+from cython_ext.logic.meter.graphs cimport GraphTable
+from cython_ext.logic.meter.meter cimport Meter, Timing, Usage
+from cython_ext.logic.memory.pieces cimport Pieces
+from cython_ext.logic.memory.pools cimport PoolBook
+from cython_ext.logic.meter.transfers cimport SmallTransferBudget
+from cython_ext.logic.gate.window cimport Backlog
 from cython_ext.native cimport load32
 
 cdef enum:
@@ -274,7 +276,7 @@ cdef struct Gate:
     uint64_t word_address    # for the GPU
     void* word_context       # in which it was registered: only streams of that one wait for it
     int32_t ahead_stream     # the stream of ``ahead.unmarked``
-    TraceRecord* ring        # of this process's slot (logic/trace.pxd); NULL: the activity page is older
+    TraceRecord* ring        # of this process's slot (logic/gate/trace.pxd); NULL: the activity page is older
     int64_t told_ns          # up to where busy intervals are recorded there
     Backlog backlog
     DurationTable durations
@@ -370,7 +372,7 @@ cdef struct Pass:
     int kind                 # PASS_*
     bint mark                # a marker must follow at once
     int32_t sample           # index of Gate.samples to be closed, or -1
-    uint64_t tag             # of the key (logic/meter.pxd) ...
+    uint64_t tag             # of the key (logic/meter/meter.pxd) ...
     uint32_t weight          # ... and what the sample stands for
     int32_t stream           # index of Gate.streams
     void* handle             # the stream, normalised: 1 legacy, 2 own

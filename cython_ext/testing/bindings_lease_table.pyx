@@ -3,14 +3,14 @@
 from libc.stdint cimport int64_t, uint32_t
 from libc.string cimport memset
 
-from cython_ext.grantspage cimport lease_reading
-from cython_ext.layout cimport FOREVER_NS
-from cython_ext.lease_events cimport ring_visited
-from cython_ext.lease_table cimport (
+from cython_ext.pages.grantspage cimport lease_reading
+from cython_ext.pages.layout cimport FOREVER_NS
+from cython_ext.dispatch.lease_events cimport ring_visited
+from cython_ext.dispatch.lease_table cimport (
     TABLE_EMPTY, TABLE_FULL, TABLE_OK, LeaseTable, event_reading, lease_epoch, read_turn, table_add, table_deadline,
     table_free, table_new, table_publish, table_remove, table_report, table_step, table_withdraw,
 )
-from cython_ext.vgpu_queue cimport MOST_LEASES, GrantView, PublishedLease, Report, VgpuQueue, queue_view
+from cython_ext.dispatch.vgpu_queue cimport MOST_LEASES, GrantView, PublishedLease, Report, VgpuQueue, queue_view
 
 from cython_ext.readings import PlanReading
 

@@ -12,17 +12,18 @@ from libc.stdlib cimport calloc, free
 from posix.signal cimport kill
 from posix.unistd cimport getpid
 
-from cython_ext.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
-from cython_ext.layout cimport GrantsPage, Lease, Plan, epoch_reached
-from cython_ext.logic cimport (
-    baton as baton_logic, demand as demanding, durations, gate, graphs, handover, meter as metering, overrun_bound,
-    plan as planning, poll_skip as belief_logic, prequeue as ahead_logic, trace, transfers, window, windowlength,
+from cython_ext.pages.layout cimport FOREVER_NS as _FOREVER_NS, LEASE_ON_GO as _LEASE_ON_GO, LEASE_OPEN as _LEASE_OPEN
+from cython_ext.pages.layout cimport GrantsPage, Lease, Plan, epoch_reached
+from cython_ext.logic.gate cimport (
+    baton as baton_logic, gate, handover, overrun_bound, plan as planning, poll_skip as belief_logic,
+    prequeue as ahead_logic, trace, window, windowlength,
 )
-from cython_ext.logic.prequeue cimport Ahead as _Ahead
-from cython_ext.logic.baton cimport Baton as _Baton, Processes as _Processes
-from cython_ext.logic.demand cimport Demand as _Demand, Waits as _Waits
-from cython_ext.logic.meter cimport Meter as _Meter, Usage as _Usage
-from cython_ext.logic.window cimport Backlog as _Backlog
+from cython_ext.logic.meter cimport demand as demanding, durations, graphs, meter as metering, transfers
+from cython_ext.logic.gate.prequeue cimport Ahead as _Ahead
+from cython_ext.logic.gate.baton cimport Baton as _Baton, Processes as _Processes
+from cython_ext.logic.meter.demand cimport Demand as _Demand, Waits as _Waits
+from cython_ext.logic.meter.meter cimport Meter as _Meter, Usage as _Usage
+from cython_ext.logic.gate.window cimport Backlog as _Backlog
 from cython_ext.native cimport pause
 
 FOREVER_NS = _FOREVER_NS

@@ -12,10 +12,11 @@ from libc.string cimport memset
 from posix.signal cimport kill
 from posix.unistd cimport getpid
 
-from cython_ext.layout cimport ActivityPage, Slot, StorePage
-from cython_ext.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
-from cython_ext.layout cimport SLOT_ACTIVE, SLOT_FREE
-from cython_ext.logic cimport alloctable, arenas, ledger, lock, pieces, pools, robust, section, store
+from cython_ext.pages.layout cimport ActivityPage, Slot, StorePage
+from cython_ext.pages.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
+from cython_ext.pages.layout cimport SLOT_ACTIVE, SLOT_FREE
+from cython_ext.logic.memory cimport alloctable, arenas, ledger, pieces, pools, store
+from cython_ext.logic.sync cimport lock, robust, section
 from cython_ext.native cimport cas32, compiler_fence, exchange32, futex_wake, load32, load64, now_ns, store32, store64
 
 MAX_PROCESSES, MEMORY_KINDS = _MAX_PROCESSES, _MEMORY_KINDS

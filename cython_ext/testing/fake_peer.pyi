@@ -1,6 +1,6 @@
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
-from cython_ext.relaypage import RelayPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.relaypage import RelayPage
 
 class Process:
     def __init__(self, activity_page: ActivityPage, grants_page: GrantsPage, slot: int) -> None: ...

@@ -7,22 +7,22 @@ relay without processes. Both wait in native code without the GIL, so that a tes
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from cython_ext.layout cimport (
+from cython_ext.pages.layout cimport (
     GRANTS_TRACED, MAX_PROCESSES, MAX_VGPUS, SLOT_ACTIVE, ActivityPage as Activity, GrantsPage as Grants, Plan,
     RelayEntry, RelayPage as Relays, Slot, TraceRecord, TracedActivity,
 )
-from cython_ext.logic.baton cimport baton_ours
-from cython_ext.logic.gate cimport GateState, lease_usable
-from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_drop, robust_forget, robust_hold
-from cython_ext.logic.trace cimport trace_put
+from cython_ext.logic.gate.baton cimport baton_ours
+from cython_ext.logic.gate.gate cimport GateState, lease_usable
+from cython_ext.logic.gate.plan cimport read_plan
+from cython_ext.logic.sync.robust cimport ROBUST_LOCKED, robust_drop, robust_forget, robust_hold
+from cython_ext.logic.gate.trace cimport trace_put
 from cython_ext.native cimport (
     add32, compiler_fence, exchange32, fence, fence_all, futex_wait, futex_wake, load32, load64, loadi64, now_ns, or64,
     pause, store32, store64, storei64,
 )
-from cython_ext.activitypage cimport ActivityPage
-from cython_ext.grantspage cimport GrantsPage
-from cython_ext.relaypage cimport RelayPage
+from cython_ext.pages.activitypage cimport ActivityPage
+from cython_ext.pages.grantspage cimport GrantsPage
+from cython_ext.pages.relaypage cimport RelayPage
 
 cdef extern from "limits.h":
     const int INT_MAX

@@ -17,8 +17,8 @@ from typing import Final
 
 import trio
 
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.relaypage import RelayPage
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.relaypage import RelayPage
 from gpuserver.core.admission.registry import GpuCapacity, PerUser, Registry
 from gpuserver.core.scheduler.interface import make_scheduler
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy, with_period

@@ -13,7 +13,7 @@ from typing import Final
 
 import trio
 
-from cython_ext.relaypage import RelayPage
+from cython_ext.pages.relaypage import RelayPage
 from gpuserver.core.admission.registry import Registry, VgpuRecord
 from gpuserver.core.observe.unmanaged import Response
 from gpuserver.core.observe.usage import Turns, Usage

@@ -8,8 +8,8 @@ from typing import Final
 
 import trio
 
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
 from gpuserver.core.admission.origin import KEPT, Origin
 from gpuserver.core.admission.registry import VgpuRecord

@@ -14,12 +14,12 @@ from typing import Any, Final
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
-from cython_ext.page import PageError
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.page import PageError
+from cython_ext.pages.relaypage import RelayPage
+from cython_ext.pages.storepage import StorePage
 from cython_ext.readings import SlotReading
-from cython_ext.relaypage import RelayPage
-from cython_ext.storepage import StorePage
 from gpuserver.runtime.memory.outside import drift_by_pid
 from gpuserver.runtime.memory.watch import contradicted, implicit_bounds, implicit_by_pid, standing
 from gpuserver.runtime.vgpus import away_of, bounded

@@ -22,14 +22,14 @@ from typing import Any
 import msgpack
 
 import cython_ext
-from cython_ext.activitypage import ActivityPage
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.grantspage import GrantsPage
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.relaypage import RelayPage
+from cython_ext.pages.storepage import StorePage
 from cython_ext.readings import Event, EventKind, PageMode, SlotReading
-from cython_ext.relay import Relay
-from cython_ext.relaypage import RelayPage
+from cython_ext.relay.relay import Relay
 from cython_ext.simengine import create_gpus
-from cython_ext.storepage import StorePage
 from vgpu.protocol.peer import start_time
 
 LIBRARIES = Path(cython_ext.__file__).parent / "lib"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from cython_ext.pages.storepage import StorePage
 from cython_ext.readings import GrantsFlag, Where
-from cython_ext.storepage import StorePage
 from tests.hook.programs import PROLOGUE, drained
 from tests.hook.stage import MS, Stage, eventually
 from tests.hook.test_markers import PROGRAM, recorder  # noqa: F401  (a fixture)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import signal
 
+from cython_ext.pages.storepage import STORE_SEGMENT_BLOCKS, StorePage
 from cython_ext.readings import GrantsFlag, Where
-from cython_ext.storepage import STORE_SEGMENT_BLOCKS, StorePage
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually, stop
 from tests.hook.test_swap import AWAY, MIB, Program, swappable
 

@@ -6,9 +6,9 @@ import json
 
 import pytest
 
+from cython_ext.pages.storepage import STORE_SEGMENT_BLOCKS, StorePage
 from cython_ext.readings import GrantsFlag, Where
 from cython_ext.simengine import Engine
-from cython_ext.storepage import STORE_SEGMENT_BLOCKS, StorePage
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 from tests.hook.talk import THREADS, Talk
 

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from cython_ext.readings import EventKind
-from cython_ext.relay import Relay
+from cython_ext.relay.relay import Relay
 from tests.hook.programs import ENDLESS, PROLOGUE, Endless, next_event
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
 from tests.hook.test_graphs import UPDATES

@@ -21,8 +21,8 @@ from typing import Any
 
 import msgpack
 
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.testing.fake_peer import Process
 
 ROOT = Path(__file__).parents[2]

@@ -11,8 +11,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.testing.fake_peer import Process
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock

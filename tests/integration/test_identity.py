@@ -16,7 +16,7 @@ from contextlib import suppress
 
 import pytest
 
-from cython_ext.activitypage import ActivityPage
+from cython_ext.pages.activitypage import ActivityPage
 from cython_ext.readings import SlotState
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.process import attach_request, knock

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from client_hook.environment import simulation_libraries
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.testing import bindings_memory as native
 from cython_ext.testing.fake_peer import Process
 from gpuserver.device.nvidia.mps import MOST_PROCESSES

@@ -12,7 +12,7 @@ from typing import Final
 
 from tests.hook.app import App
 
-SET_UP_NS: Final = 1500  # of the simulated GPU (cython_ext/sim/cuda/copies.pyx)
+SET_UP_NS: Final = 1500  # of the simulated GPU (cython_ext/sim/cuda/memory/copies.pyx)
 BYTES_PER_NS: Final = 4100
 QUEUED: Final = 8  # in flight, so that little is left when time is up
 

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from cython_ext.activitypage import ActivityPage
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.relay import Relay
-from cython_ext.relaypage import RelayPage
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.relaypage import RelayPage
+from cython_ext.relay.relay import Relay
 from tests.native.stage import KEY, Listener, Stage, grants
 
 

@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from cython_ext.activitypage import ActivityPage
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.grantspage import GrantsPage
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.relaypage import RelayPage
 from cython_ext.readings import Event, EventKind, PageMode
-from cython_ext.relay import Relay
-from cython_ext.relaypage import RelayPage
+from cython_ext.relay.relay import Relay
 from cython_ext.testing.fake_peer import Process
 
 MS = 1_000_000

@@ -14,11 +14,11 @@ from threading import Thread
 
 import pytest
 
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.grantspage import GrantsPage
-from cython_ext.page import PageError
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.page import PageError
+from cython_ext.pages.relaypage import RelayPage
 from cython_ext.readings import EventKind, GrantsFlag
-from cython_ext.relaypage import RelayPage
 from cython_ext.testing.fake_peer import Voice
 from tests.native.stage import MS, Listener, eventually, grants, readable
 from tests.processes import ended
@@ -377,8 +377,8 @@ def test_the_server_shows_life_on_every_page(card: Card) -> None:
 
 SLEEPER = """
 import sys
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.testing.fake_peer import Process
 page = GrantsPage.map_readonly(int(sys.argv[1]))
 activity = ActivityPage.create()

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from cython_ext.activitypage import ActivityPage, SlotsFull
-from cython_ext.grantspage import GrantsPage
-from cython_ext.page import PageError
+from cython_ext.pages.activitypage import ActivityPage, SlotsFull
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.page import PageError
+from cython_ext.pages.relaypage import RelayPage
 from cython_ext.readings import GrantsFlag, PageMode, SlotState
-from cython_ext.relaypage import RelayPage
 from cython_ext.testing import bindings_memory as native
 from cython_ext.testing.bindings_logic import GRANTS_BYTES
 
 GIB = 2**30
-PROCESSES = slice(44, 48)  # of an activity page: cython_ext/layout.pxd
+PROCESSES = slice(44, 48)  # of an activity page: cython_ext/pages/layout.pxd
 
 
 def grants(**changes: object) -> GrantsPage:

@@ -9,16 +9,16 @@ from threading import Thread
 
 import pytest
 
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.page import PageError
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.page import PageError
+from cython_ext.pages.relaypage import RelayPage
 from cython_ext.readings import EventKind
-from cython_ext.relay import Relay
-from cython_ext.relaypage import RelayPage
+from cython_ext.relay.relay import Relay
 from cython_ext.testing.fake_peer import Process
 from tests.native.stage import KEY, MS, Listener, Stage, eventually, grants
 
-RING_BURST, RING_REFILL_NS = 256, MS // 2  # cython_ext/relay.pyx
-RETURNED_EPOCH = slice(36, 40)  # of an activity page: cython_ext/layout.pxd
+RING_BURST, RING_REFILL_NS = 256, MS // 2  # cython_ext/relay/relay.pyx
+RETURNED_EPOCH = slice(36, 40)  # of an activity page: cython_ext/pages/layout.pxd
 
 
 def test_a_want_arrives_and_the_lease_is_seen_by_the_process(stage: Stage) -> None:

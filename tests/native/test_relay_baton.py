@@ -9,12 +9,12 @@ import time
 import pytest
 
 from cython_ext.readings import EventKind, PageMode
-from cython_ext.relay import Relay
+from cython_ext.relay.relay import Relay
 from cython_ext.testing.fake_peer import Process
 from tests.native.stage import KEY, MS, Stage, eventually
 
 BATON_OFFSET = 48
-PATIENCE_NS = 100 * MS  # logic/baton.pxd: then the next one goes beside whoever has not drained
+PATIENCE_NS = 100 * MS  # logic/gate/baton.pxd: then the next one goes beside whoever has not drained
 
 
 @pytest.fixture

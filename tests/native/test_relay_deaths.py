@@ -11,13 +11,13 @@ from collections.abc import Iterator
 import pytest
 
 from cython_ext.readings import EventKind, SlotState
-from cython_ext.relay import Relay
+from cython_ext.relay.relay import Relay
 from tests.native.stage import KEY, Stage, eventually, readable
 
 CHILD = """
 import sys
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.testing.fake_peer import Process
 activity, grants, slot = (int(word) for word in sys.argv[1:4])
 process = Process(ActivityPage.map(activity), GrantsPage.map_readonly(grants), slot)

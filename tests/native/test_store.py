@@ -13,9 +13,9 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from cython_ext.page import PageError
-from cython_ext.relaypage import RelayPage
-from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
+from cython_ext.pages.page import PageError
+from cython_ext.pages.relaypage import RelayPage
+from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from cython_ext.testing.bindings_memory import STORE_HEADER_BYTES, Blocks
 
 NAMES = [(1, 1), (1, 2), (4_194_304, 1 << 39), (2, 0)]

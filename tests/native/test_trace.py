@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext.activitypage import ActivityPage
+from cython_ext.pages.activitypage import ActivityPage
 from cython_ext.readings import TraceKind, TraceReading
 from cython_ext.testing import bindings_logic as native
 from cython_ext.testing.bindings_memory import ACTIVITY_BYTES, SLOT_BYTES

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock
 
-from cython_ext.activitypage import ActivityPage
+from cython_ext.pages.activitypage import ActivityPage
 from cython_ext.readings import SlotReading, SlotState, Where
 from gpuserver.device.base import MemoryUse
 from gpuserver.runtime.memory.outside import UNHOOKED_BYTES, drift_by_pid, outsiders, unhooked_by_pid

@@ -20,7 +20,7 @@ import trio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext.activitypage import ActivityPage
+from cython_ext.pages.activitypage import ActivityPage
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.observe.usage import Turns, Usage

@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 import trio
 
-from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
+from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from cython_ext.testing.bindings_memory import STORE_HEADER_BYTES, Blocks
 from gpuserver.core.states.residency import HostMemory
 from gpuserver.runtime.lifecycle.reports import BrokerReports

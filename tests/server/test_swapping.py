@@ -12,8 +12,8 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
 from cython_ext.readings import SlotState, Where
-from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
 from gpuserver.core.scheduler.leases import VgpuIndex
 from gpuserver.core.states.migration import AT_REST
 from gpuserver.core.states.residency import HostMemory

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 import trio
 
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.grantspage import GrantsPage
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.relaypage import RelayPage
 from cython_ext.readings import GrantsFlag
-from cython_ext.relaypage import RelayPage
 from cython_ext.testing.fake_peer import Voice
 from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.scheduler.leases import AccountState

@@ -17,6 +17,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("gpuserver", "vgpu", "client_hook", "cython_ext")
 TESTING = "cython_ext/testing/"
+MODULES = [
+    source.relative_to(ROOT).with_suffix("")
+    for folder in ("", "pages", "dispatch", "relay")
+    for source in sorted((ROOT / "cython_ext" / folder).glob("*.pyx"))
+]
+"""The native modules, without suffix."""
 NEWEST_GLIBC = (2, 28)
 
 
@@ -25,8 +31,9 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     native = folder / "lib" / "cython_ext"
     shutil.copytree(ROOT / "cython_ext" / "lib", native / "lib", copy_function=shutil.copyfile)
-    for module in (ROOT / "cython_ext").glob("*.abi3.so"):
-        shutil.copyfile(module, native / module.name)
+    for module in MODULES:
+        (folder / "lib" / module).parent.mkdir(exist_ok=True)
+        shutil.copyfile(ROOT / f"{module}.abi3.so", folder / "lib" / f"{module}.abi3.so")
     build = ["build", "--build-base", str(folder), "--build-lib", str(folder / "lib")]
     pack = ["bdist_wheel", "--bdist-dir", str(folder / "bdist"), "--dist-dir", str(folder / "dist")]
     command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(folder), *build, *pack]
@@ -58,10 +65,9 @@ def sources(*folders: str) -> set[str]:
 
 def test_it_is_for_every_python_from_3_11_on(wheel: Path, contents: Path) -> None:
     assert re.fullmatch(r"st_vgpu-[\d.]+-cp311-abi3-linux_\w+\.whl", wheel.name)
-    modules = {
-        file for file in files(contents) if re.fullmatch(r"cython_ext/\w+\.[\w.-]+", file) and file.endswith(".so")
-    }
-    assert modules == {f"cython_ext/{source.stem}.abi3.so" for source in (ROOT / "cython_ext").glob("*.pyx")}
+    modules = {file for file in files(contents) if file.endswith(".so") and not file.startswith("cython_ext/lib/")}
+    assert len(modules) >= 9
+    assert modules == {f"{module}.abi3.so" for module in MODULES}
 
 
 def test_it_holds_the_hook_and_the_simulated_gpu(contents: Path) -> None:
@@ -91,14 +97,14 @@ def test_it_holds_no_test_only_binding(contents: Path) -> None:
 
 
 def test_its_native_modules_are_imported_without_the_test_only_ones(contents: Path) -> None:
-    names = [f"cython_ext.{source.stem}" for source in (ROOT / "cython_ext").glob("*.pyx")]
+    names = [".".join(module.parts) for module in MODULES]
     program = (
         f"import importlib, sys; sys.path.insert(0, {str(contents)!r})\n"
         f"for name in {names!r}: print(importlib.import_module(name).__file__)"
     )
     ran = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    assert [Path(line).parent for line in ran.stdout.splitlines()] == [contents / "cython_ext"] * len(names)
+    assert [Path(line).parent for line in ran.stdout.splitlines()] == [(contents / m).parent for m in MODULES]
 
 
 def test_no_product_code_imports_a_test_only_binding() -> None:

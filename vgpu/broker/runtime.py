@@ -27,10 +27,10 @@ from typing import Final
 import trio
 from pydantic import ValidationError
 
-from cython_ext.activitypage import ActivityPage
-from cython_ext.grantspage import GrantsPage
-from cython_ext.relay import Relay
-from cython_ext.relaypage import RelayPage
+from cython_ext.pages.activitypage import ActivityPage
+from cython_ext.pages.grantspage import GrantsPage
+from cython_ext.pages.relaypage import RelayPage
+from cython_ext.relay.relay import Relay
 from vgpu.broker.core import Admission, Admissions, company, gpu_full, may_attach
 from vgpu.broker.ownsockets import OwnSockets
 from vgpu.broker.places import has_place

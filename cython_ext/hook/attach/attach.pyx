@@ -21,12 +21,12 @@ from cython_ext.hook.state cimport (
     vgpu_state_address,
 )
 from cython_ext.hook.attach.visible cimport choose_devices, hides_all_devices
-from cython_ext.layout cimport (
+from cython_ext.pages.layout cimport (
     FOREVER_NS, MODE_SPATIAL, SLOT_RESERVED, ActivityPage, GrantsPage, Slot, TracedActivity,
 )
-from cython_ext.logic.durations cimport durations_init
-from cython_ext.logic.lock cimport lock_acquire, lock_release, lock_soon
-from cython_ext.logic.window cimport backlog_init
+from cython_ext.logic.meter.durations cimport durations_init
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
+from cython_ext.logic.gate.window cimport backlog_init
 from cython_ext.native cimport cas64, fence_all, futex_wait, load32, now_ns, store32, store64
 
 cdef extern from *:

@@ -11,7 +11,7 @@ from cython_ext.hook.hook cimport vgpu_map_store, vgpu_say
 from cython_ext.hook.attach.paths cimport append, append_number, runtime_directory
 from cython_ext.hook.attach.reply cimport Reply
 from cython_ext.hook.state cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, Gate, state
-from cython_ext.layout cimport (
+from cython_ext.pages.layout cimport (
     ACTIVITY_MAGIC, GRANTS_MAGIC, LAYOUT_VERSION, MAX_PROCESSES, ActivityPage, GrantsPage, PageHeader, TracedActivity,
 )
 from cython_ext.logic.wire cimport (

@@ -15,7 +15,7 @@ from libc.string cimport memcpy, strcmp, strlen, strncmp
 
 from cython_ext.hook.hook cimport vgpu_say
 from cython_ext.hook.state cimport CUDA_ERROR_OPERATING_SYSTEM, CUDA_SUCCESS, Setting, State, attached, state
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport load32
 
 cdef extern from *:

@@ -8,7 +8,7 @@ the slot.
 from cython_ext.hook.generated.driver cimport real_cuDeviceGet, real_cuDeviceGetAttribute
 from cython_ext.hook.hook cimport vgpu_log, vgpu_say
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
-from cython_ext.layout cimport MODE_SPATIAL
+from cython_ext.pages.layout cimport MODE_SPATIAL
 from cython_ext.native cimport load32, store32
 
 cdef enum:

@@ -3,7 +3,7 @@
 from libc.stdint cimport int64_t
 
 from cython_ext.hook.state cimport Gate
-from cython_ext.layout cimport ActivityPage, GrantsPage
+from cython_ext.pages.layout cimport ActivityPage, GrantsPage
 
 
 cdef struct Reply:

@@ -17,9 +17,9 @@ from cython_ext.hook.state cimport (
     CAPTURES, CUDA_SUCCESS, EVENTS, OWN_HANDLE, WORD_NEW, Capture, Gate, State, Stream, Thread, attached, state,
     vgpu_thread,
 )
-from cython_ext.logic.durations cimport durations_forget
-from cython_ext.logic.graphs cimport graph_forget, graph_updated
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.meter.durations cimport durations_forget
+from cython_ext.logic.meter.graphs cimport graph_forget, graph_updated
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, load32, store32
 
 

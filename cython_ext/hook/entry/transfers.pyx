@@ -17,9 +17,9 @@ from cython_ext.hook.state cimport (
     CUDA_SUCCESS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_PLAIN, PASS_TOUCHING, Gate, Pass, attached, is_swappable,
     state,
 )
-from cython_ext.logic.durations cimport WORK_COPY, WORK_FILL, WORK_PEER_COPY, WORK_PREFETCH, LaunchKey
-from cython_ext.logic.meter cimport key_tag
-from cython_ext.logic.transfers cimport SMALL_BYTES, transfer_key, trifle_passes
+from cython_ext.logic.meter.durations cimport WORK_COPY, WORK_FILL, WORK_PEER_COPY, WORK_PREFETCH, LaunchKey
+from cython_ext.logic.meter.meter cimport key_tag
+from cython_ext.logic.meter.transfers cimport SMALL_BYTES, transfer_key, trifle_passes
 from cython_ext.native cimport load32, now_ns
 
 cdef enum:

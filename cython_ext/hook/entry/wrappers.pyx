@@ -30,8 +30,8 @@ from cython_ext.hook.hook cimport (
 from cython_ext.hook.state cimport (
     CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
 )
-from cython_ext.logic.durations cimport WORK_GRAPH, LaunchKey
-from cython_ext.logic.meter cimport launch_tag
+from cython_ext.logic.meter.durations cimport WORK_GRAPH, LaunchKey
+from cython_ext.logic.meter.meter cimport launch_tag
 from cython_ext.native cimport store32
 
 cdef extern from *:

@@ -8,10 +8,10 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport vgpu_captures_end_with, vgpu_capturing, vgpu_context_came
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_thread
-from cython_ext.logic.demand cimport waits_begin, waits_end
-from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.meter cimport meter_promised_ns, meter_spent_ns, meter_turns, usage_settle
-from cython_ext.logic.window cimport backlog_busy_ns
+from cython_ext.logic.meter.demand cimport waits_begin, waits_end
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.meter.meter cimport meter_promised_ns, meter_spent_ns, meter_turns, usage_settle
+from cython_ext.logic.gate.window cimport backlog_busy_ns
 from cython_ext.native cimport add64, fence, load32, load64, now_ns, rarely, store32, store64
 
 cdef extern from *:

@@ -1,5 +1,5 @@
 """The gate's end of the baton: whether this process of the vGPU may submit, and the wait until it may (theory:
-logic/baton.pxd).
+logic/gate/baton.pxd).
 
 Everything here is called with ``gate.lock`` held.
 """
@@ -8,10 +8,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport vgpu_is_held_up, vgpu_look, vgpu_ring, vgpu_want, vgpu_was_held_up
 from cython_ext.hook.state cimport Gate
-from cython_ext.layout cimport FOREVER_NS, Plan
-from cython_ext.logic.baton cimport LOST_NS, baton_names, baton_ours, baton_until_ns
-from cython_ext.logic.gate cimport GateState, lease_usable
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.pages.layout cimport FOREVER_NS, Plan
+from cython_ext.logic.gate.baton cimport LOST_NS, baton_names, baton_ours, baton_until_ns
+from cython_ext.logic.gate.gate cimport GateState, lease_usable
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport futex_wait, futex_wake, load32, loadi64, now_ns, store64
 
 cdef extern from "limits.h":

@@ -5,8 +5,8 @@ under one. The other side: merge.pxd.
 from libc.stdint cimport int64_t, uint32_t
 
 from cython_ext.hook.state cimport Gate
-from cython_ext.layout cimport Slot, epoch_reached
-from cython_ext.logic.baton cimport baton_undated
+from cython_ext.pages.layout cimport Slot, epoch_reached
+from cython_ext.logic.gate.baton cimport baton_undated
 from cython_ext.native cimport add32, exchange32, fence, futex_wake, load32, store32, storei64
 
 

@@ -14,7 +14,7 @@ from cython_ext.hook.state cimport (
     CAPTURES, CU_EVENT_DISABLE_TIMING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, EVENTS, LEGACY_HANDLE, STREAM_LEGACY,
     STREAM_OWN, Event, Gate, State, Stream, Thread, state, vgpu_thread,
 )
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport load32
 
 

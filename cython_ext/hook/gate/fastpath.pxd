@@ -11,13 +11,13 @@ it has no fence of its own. Reason: such a fence would wait for the driver's las
 ``round`` and ``stream`` mean: the gate knows that this stream has work, and the process's want is published. They
 change when the hook thread has seen that work drain, or when the thread launches into another stream. Then vgpu_enter
 (gate.pyx) publishes both again. Three more launches go through vgpu_enter: one whose key the thread's meter does not
-know, one that is to be timed, and one that the thread's allowance does not cover (logic/meter.pxd).
+know, one that is to be timed, and one that the thread's allowance does not cover (logic/meter/meter.pxd).
 """
 
 from libc.stdint cimport uint64_t
 
 from cython_ext.hook.state cimport Gate, Thread, vgpu_thread
-from cython_ext.logic.meter cimport meter_takes
+from cython_ext.logic.meter.meter cimport meter_takes
 from cython_ext.native cimport compiler_fence, fence, load32, store32
 
 

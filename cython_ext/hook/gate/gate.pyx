@@ -4,9 +4,10 @@ vgpu_enter decides between three ways through:
 
 * *Plain*: the process has no vGPU, or the launch is captured.
 * *Announced*: the lease is open-ended, and this is the first launch since the last drain. The gate notes the stream
-  and publishes the want. The launches that follow take fastpath.pxd. The meter of logic/meter.pxd counts them all.
-* *Tracked*: the lease is finite. The gate adds a prediction to the backlog. The pure decision of logic/gate.pxd holds
-  the launch to the window and to the lease's end.
+  and publishes the want. The launches that follow take fastpath.pxd. The meter of logic/meter/meter.pxd counts them
+  all.
+* *Tracked*: the lease is finite. The gate adds a prediction to the backlog. The pure decision of logic/gate/gate.pxd
+  holds the launch to the window and to the lease's end.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -27,27 +28,27 @@ from cython_ext.hook.state cimport (
     PASS_PLAIN, PASS_TOUCHING, PASS_TRACKED, STREAM_OWN, Prediction, Gate, Pass, Stream, Thread, is_removed,
     is_swappable, state,
 )
-from cython_ext.layout cimport (
+from cython_ext.pages.layout cimport (
     FOREVER_NS, GRANTS_CONTENDED, GRANTS_LOSS_ERROR, GRANTS_LOSS_RUN, MAX_PROCESSES, MODE_TEMPORAL, SLOT_ACTIVE, Plan,
     Slot, epoch_past, epoch_reached,
 )
-from cython_ext.logic.prequeue cimport ahead_submit_graph, ahead_takes_graph
-from cython_ext.logic.baton cimport baton_bound
-from cython_ext.logic.poll_skip cimport belief_answered, belief_suffices
-from cython_ext.logic.durations cimport Duration, LaunchKey, durations_steady, is_graph
-from cython_ext.logic.overrun_bound cimport backlog_excess_ns
-from cython_ext.logic.gate cimport (
+from cython_ext.logic.gate.prequeue cimport ahead_submit_graph, ahead_takes_graph
+from cython_ext.logic.gate.baton cimport baton_bound
+from cython_ext.logic.gate.poll_skip cimport belief_answered, belief_suffices
+from cython_ext.logic.meter.durations cimport Duration, LaunchKey, durations_steady, is_graph
+from cython_ext.logic.gate.overrun_bound cimport backlog_excess_ns
+from cython_ext.logic.gate.gate cimport (
     GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE, GateState, Verdict, gate_decide, lease_usable,
     plan_due_ns, take_ns,
 )
-from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEFORE_NS
-from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.meter cimport (
+from cython_ext.logic.gate.handover cimport AWAKE_AFTER_NS, AWAKE_ASKED_NS, AWAKE_BEFORE_NS
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.meter.meter cimport (
     UNLIMITED_NS, Timing, key_tag, meter_carries, meter_doubts, meter_grant, meter_knows, meter_never_times,
     meter_recall, meter_takes, meter_times, usage_room_ns, usage_takes_over, usage_tracks,
 )
-from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.window cimport (
+from cython_ext.logic.gate.plan cimport read_plan
+from cython_ext.logic.gate.window cimport (
     FORGIVEN_NS, STALLED_NS, backlog_counted_ns, backlog_crowded, backlog_end_ns, backlog_ns, backlog_scaled_ns,
     backlog_submit, marker_due,
 )
@@ -211,7 +212,7 @@ cdef bint affords(Gate* gate, Thread* thread) noexcept nogil:
 cdef bint learns(Gate* gate, Pass* launch, Thread* thread, int64_t now) noexcept nogil:
     """Whether the launch has to wait. Under a limit, one launch of a kernel without a sample is in flight at a time.
     Else a program could queue any amount of work before its first kernel has run. A kernel may wait for another launch
-    on the GPU, so no launch waits here for longer than a stalled queue is believed (logic/window.pxd)."""
+    on the GPU, so no launch waits here for longer than a stalled queue is believed (logic/gate/window.pxd)."""
     if gate.sampling and now >= gate.asked_ns + ASK_NS:
         gate.asked_ns = now
         vgpu_collect(gate, now)
@@ -362,8 +363,9 @@ cdef void queued(
 
 cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
     """Before a launch into the stream at ``index``, the gate now and then asks the driver what has run. The backlog is
-    updated by the answer. SPARED: no question was needed, since the queue has run as predicted (logic/poll_skip.pxd).
-    LEARNED: samples came in. ``timed``: the launch may be timed; then the work before it matters."""
+    updated by the answer. SPARED: no question was needed, since the queue has run as predicted
+    (logic/gate/poll_skip.pxd). LEARNED: samples came in. ``timed``: the launch may be timed; then the work before it
+    matters."""
     cdef uint32_t sampling = gate.sampling
     cdef bint empty = not gate.untracked and now >= backlog_end_ns(&gate.backlog)
     if not gate.backlog.busy:
@@ -384,7 +386,8 @@ cdef int ask(Gate* gate, int index, bint timed, int64_t now) noexcept nogil:
 
 cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
     """Whether untracked work has kept launches waiting for so long that it may itself wait for one of them, or for a
-    capture to end. Then the gate lets launches pass for a while, as a stalled queue is forgiven (logic/window.pxd)."""
+    capture to end. Then the gate lets launches pass for a while, as a stalled queue is forgiven
+    (logic/gate/window.pxd)."""
     if now < gate.unseen_until_ns:
         return 1
     if gate.unseen_ns == 0:
@@ -397,7 +400,7 @@ cdef bint unseen_for_long(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef inline bint crowded(const Gate* gate, int index, int64_t now) noexcept nogil:
-    """Whether the launch needs a marker for which there is no room (logic/window.pxd). The marker goes before the
+    """Whether the launch needs a marker for which there is no room (logic/gate/window.pxd). The marker goes before the
     launch. In a thread's own stream it goes behind the launch, since only that thread can set it. With work in one
     stream alone no marker is needed."""
     cdef uint32_t i

@@ -8,9 +8,9 @@ from libc.stdint cimport int64_t, uint32_t
 
 from cython_ext.hook.hook cimport vgpu_log, vgpu_release_ahead, vgpu_ring
 from cython_ext.hook.state cimport Gate
-from cython_ext.layout cimport FOREVER_NS, LEASE_ON_GO, SLOT_ACTIVE, Lease, Plan, epoch_past, epoch_reached
-from cython_ext.logic.gate cimport TAKE_MOST_NS, GateState, lease_usable
-from cython_ext.logic.window cimport backlog_begin, backlog_finish
+from cython_ext.pages.layout cimport FOREVER_NS, LEASE_ON_GO, SLOT_ACTIVE, Lease, Plan, epoch_past, epoch_reached
+from cython_ext.logic.gate.gate cimport TAKE_MOST_NS, GateState, lease_usable
+from cython_ext.logic.gate.window cimport backlog_begin, backlog_finish
 from cython_ext.native cimport load32
 
 
@@ -22,7 +22,7 @@ cdef public uint32_t vgpu_spent_epoch(const Gate* gate) noexcept nogil:
 
 
 cdef public void vgpu_look(const Gate* gate, int64_t now, GateState* view) noexcept nogil:
-    """The words by which logic/gate.pxd judges a lease, into ``view``."""
+    """The words by which logic/gate/gate.pxd judges a lease, into ``view``."""
     view.now_ns = now
     view.go_epoch = load32(&gate.grants.go_epoch)
     view.returned_epoch = load32(&gate.activity.returned_epoch)

@@ -14,21 +14,21 @@ from cython_ext.hook.hook cimport (
     vgpu_reattach, vgpu_ring, vgpu_trace_busy, vgpu_trace_drain, vgpu_turn_opens_ns, vgpu_wait_ahead, vgpu_want,
 )
 from cython_ext.hook.state cimport Gate, State, is_removed, state
-from cython_ext.layout cimport (
+from cython_ext.pages.layout cimport (
     FOREVER_NS, GRANTS_AWAY, GRANTS_COMPANY, GRANTS_CONTENDED, GRANTS_SHARED, GRANTS_STILL, MODE_TEMPORAL, SLOT_ACTIVE,
     SLOT_RESERVED, Plan, Slot, epoch_past,
 )
-from cython_ext.logic.demand cimport demand_looks, waits_until
-from cython_ext.logic.durations cimport durations_doubt
-from cython_ext.logic.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
-from cython_ext.logic.lock cimport lock_release, lock_soon
-from cython_ext.logic.meter cimport usage_doubtful
-from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.robust cimport ROBUST_LOCKED, robust_hold
-from cython_ext.logic.window cimport (
+from cython_ext.logic.meter.demand cimport demand_looks, waits_until
+from cython_ext.logic.meter.durations cimport durations_doubt
+from cython_ext.logic.gate.handover cimport AWAKE_AFTER_NS, AWAKE_BEFORE_NS, TAIL_NS, awake_for
+from cython_ext.logic.sync.lock cimport lock_release, lock_soon
+from cython_ext.logic.meter.meter cimport usage_doubtful
+from cython_ext.logic.gate.plan cimport read_plan
+from cython_ext.logic.sync.robust cimport ROBUST_LOCKED, robust_hold
+from cython_ext.logic.gate.window cimport (
     backlog_counted_ns, backlog_end_ns, backlog_longest_ns, backlog_seen_busy,
 )
-from cython_ext.logic.windowlength cimport overrun_tolerated_ns, window_adapt
+from cython_ext.logic.gate.windowlength cimport overrun_tolerated_ns, window_adapt
 from cython_ext.native cimport (
     cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, loadi64, now_ns, pause, store32, store64,
     storei64,
@@ -174,7 +174,7 @@ cdef void observe(Gate* gate, int64_t now) noexcept nogil:
 
 
 cdef void publish_tail(Gate* gate, int64_t now) noexcept nogil:
-    """Where the lease takes no more work and the queue is short, publish its tail (logic/handover.pxd). The next
+    """Where the lease takes no more work and the queue is short, publish its tail (logic/gate/handover.pxd). The next
     holder may then get ready."""
     cdef uint32_t epoch = gate.over_epoch
     if (

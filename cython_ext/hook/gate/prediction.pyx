@@ -6,14 +6,14 @@ The caller holds gate.lock.
 from libc.stdint cimport int64_t, uint64_t
 
 from cython_ext.hook.state cimport Prediction, Gate
-from cython_ext.logic.durations cimport (
+from cython_ext.logic.meter.durations cimport (
     Duration, LaunchKey, durations_find, durations_launch, durations_longest, durations_predict, is_graph, launch_hash,
     should_sample,
 )
-from cython_ext.logic.overrun_bound cimport launch_excess_ns
-from cython_ext.logic.gate cimport UNKNOWN_MOST_NS, UNKNOWN_NS
-from cython_ext.logic.graphs cimport graph_doubted, graph_version
-from cython_ext.logic.window cimport backlog_disproved, backlog_scaled_ns
+from cython_ext.logic.gate.overrun_bound cimport launch_excess_ns
+from cython_ext.logic.gate.gate cimport UNKNOWN_MOST_NS, UNKNOWN_NS
+from cython_ext.logic.meter.graphs cimport graph_doubted, graph_version
+from cython_ext.logic.gate.window cimport backlog_disproved, backlog_scaled_ns
 
 cdef enum:
     ANEW_NS = 1_000_000      # of launches as long as this each is timed while predictions are, or may be, far off

@@ -1,4 +1,4 @@
-"""Launches into the driver's queue ahead of the lease, behind a word that the GPU waits for (logic/prequeue.pxd).
+"""Launches into the driver's queue ahead of the lease, behind a word that the GPU waits for (logic/gate/prequeue.pxd).
 
 The word is ``Slot.turn``: the newest epoch whose work may run. Each stream waits for it once per lease
 (cuStreamWaitValue32, the same comparison as epoch_reached). The thread that first finds the lease begun advances the
@@ -30,11 +30,11 @@ from cython_ext.hook.state cimport (
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, STREAM_OWN, WORD_NEW, WORD_NONE, WORD_READY, Gate,
     State, Stream, state,
 )
-from cython_ext.layout cimport FOREVER_NS, GRANTS_STILL, MODE_TEMPORAL, Lease, Plan, epoch_reached
-from cython_ext.logic.prequeue cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
-from cython_ext.logic.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
-from cython_ext.logic.plan cimport read_plan
-from cython_ext.logic.window cimport backlog_ns, marker_due
+from cython_ext.pages.layout cimport FOREVER_NS, GRANTS_STILL, MODE_TEMPORAL, Lease, Plan, epoch_reached
+from cython_ext.logic.gate.prequeue cimport ahead_begins, ahead_release, ahead_submit, ahead_takes
+from cython_ext.logic.gate.gate cimport GateState, lease_usable, plan_due_ns, plan_opens_ns
+from cython_ext.logic.gate.plan cimport read_plan
+from cython_ext.logic.gate.window cimport backlog_ns, marker_due
 from cython_ext.native cimport cas32, futex_wait, load32, now_ns, store32
 
 cdef enum:

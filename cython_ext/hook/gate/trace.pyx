@@ -1,5 +1,5 @@
 """The records that the hook writes while a client records (vgpuctl trace). It writes them where it queries the driver
-anyway, or skips that query (logic/poll_skip.pxd), but never for a launch into a busy queue.
+anyway, or skips that query (logic/gate/poll_skip.pxd), but never for a launch into a busy queue.
 
 With recording off, each function is one load of a word that is in the cache. The caller holds ``gate.lock``: so the
 process is its ring's only writer.
@@ -8,9 +8,9 @@ process is its ring's only writer.
 from libc.stdint cimport int64_t, uint32_t
 
 from cython_ext.hook.state cimport Gate
-from cython_ext.layout cimport FOREVER_NS, GRANTS_TRACED, TRACE_BUSY, TRACE_DRAIN, TRACE_LAUNCH
-from cython_ext.logic.durations cimport LaunchKey, is_graph
-from cython_ext.logic.trace cimport trace_closed, trace_drain_value, trace_launch_value, trace_part, trace_put
+from cython_ext.pages.layout cimport FOREVER_NS, GRANTS_TRACED, TRACE_BUSY, TRACE_DRAIN, TRACE_LAUNCH
+from cython_ext.logic.meter.durations cimport LaunchKey, is_graph
+from cython_ext.logic.gate.trace cimport trace_closed, trace_drain_value, trace_launch_value, trace_part, trace_put
 from cython_ext.native cimport load32
 
 

@@ -27,16 +27,16 @@ from cython_ext.hook.state cimport (
     CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, LEFT_BEHIND, LEGACY_HANDLE, OWN_HANDLE, SAMPLES,
     STREAM_BLOCKING, STREAM_LEGACY, STREAM_OWN, STREAMS, Gate, Sample, State, Stream, Thread, state, vgpu_thread,
 )
-from cython_ext.layout cimport GRANTS_COMPANY
-from cython_ext.logic.prequeue cimport ahead_mark
-from cython_ext.logic.durations cimport (
+from cython_ext.pages.layout cimport GRANTS_COMPANY
+from cython_ext.logic.gate.prequeue cimport ahead_mark
+from cython_ext.logic.meter.durations cimport (
     Duration, LaunchKey, durations_believe, durations_find, durations_learn, durations_predict, is_graph,
 )
-from cython_ext.logic.gate cimport UNKNOWN_NS
-from cython_ext.logic.graphs cimport graph_timed, graph_updates
-from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.meter cimport Timing, usage_amends
-from cython_ext.logic.window cimport (
+from cython_ext.logic.gate.gate cimport UNKNOWN_NS
+from cython_ext.logic.meter.graphs cimport graph_timed, graph_updates
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.meter.meter cimport Timing, usage_amends
+from cython_ext.logic.gate.window cimport (
     backlog_completed, backlog_drained, backlog_mark, backlog_mark_late, backlog_oldest, backlog_resume,
     backlog_seen_busy,
 )

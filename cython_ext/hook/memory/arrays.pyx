@@ -16,8 +16,8 @@ from cython_ext.hook.hook cimport (
     vgpu_gate_here, vgpu_memory_forget, vgpu_memory_freed, vgpu_memory_settle, vgpu_reserve, vgpu_settle_ahead,
 )
 from cython_ext.hook.state cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate
-from cython_ext.layout cimport KIND_OTHER
-from cython_ext.logic.alloctable cimport Block
+from cython_ext.pages.layout cimport KIND_OTHER
+from cython_ext.logic.memory.alloctable cimport Block
 
 cdef enum:
     SPARSE = 0x40

@@ -29,8 +29,8 @@ from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, state,
 )
-from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_clear, alloc_find, alloc_insert, alloc_remove
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_clear, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, add64, fence, load32, load64, store32
 
 cdef enum:

@@ -1,4 +1,4 @@
-"""Linear memory, with a pitch or without: charged are the pieces that it takes from the card (logic/pieces.pxd).
+"""Linear memory, with a pitch or without: charged are the pieces that it takes from the card (logic/memory/pieces.pxd).
 
 Which these are is known when the driver has answered. What an allocation takes alone is reserved before. Where so
 much is not left, a small one is asked for all the same if the pieces that are paid for have room: it takes nothing
@@ -16,9 +16,9 @@ from cython_ext.hook.hook cimport (
     vgpu_gate_here, vgpu_note_linear, vgpu_reserve, vgpu_reserve_now,
 )
 from cython_ext.hook.state cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_swappable, state
-from cython_ext.layout cimport GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE
-from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.pieces cimport PIECE_BYTES, pieces_are_shared, pieces_for, pieces_for_rows
+from cython_ext.pages.layout cimport GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.memory.pieces cimport PIECE_BYTES, pieces_are_shared, pieces_for, pieces_for_rows
 from cython_ext.native cimport load32, rarely
 
 cdef enum:

@@ -20,11 +20,11 @@ from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, Pooled, attached,
     state,
 )
-from cython_ext.layout cimport KIND_DEVICE, KIND_MANAGED, KIND_VMM
-from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_add, alloc_find, alloc_prefetch, alloc_remove
-from cython_ext.logic.ledger cimport ledger_prefetch
-from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.pieces cimport pieces_are_shared, pieces_give, pieces_take
+from cython_ext.pages.layout cimport KIND_DEVICE, KIND_MANAGED, KIND_VMM
+from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_add, alloc_find, alloc_prefetch, alloc_remove
+from cython_ext.logic.memory.ledger cimport ledger_prefetch
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.memory.pieces cimport pieces_are_shared, pieces_give, pieces_take
 from cython_ext.native cimport load32, rarely
 
 cdef enum:

@@ -26,7 +26,7 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport vgpu_attach, vgpu_look_again, vgpu_memory_reading
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
-from cython_ext.layout cimport MAX_PROCESSES, SLOT_FREE, Slot
+from cython_ext.pages.layout cimport MAX_PROCESSES, SLOT_FREE, Slot
 from cython_ext.native cimport load32
 
 

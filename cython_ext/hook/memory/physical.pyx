@@ -12,9 +12,9 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport vgpu_cancel, vgpu_commit, vgpu_release, vgpu_reserve
 from cython_ext.hook.state cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state
-from cython_ext.layout cimport KIND_VMM
-from cython_ext.logic.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.pages.layout cimport KIND_VMM
+from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 
 cdef enum:
     LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE

@@ -2,10 +2,10 @@
 
 A pool grows in steps. It keeps freed memory until the next synchronisation, or for good, up to its release threshold:
 PyTorch's and CuPy's back-ends on cuMemAllocAsync keep everything. So each pool that was used has an account
-(logic/pools.pxd) and is *settled*: the hook asks the driver what the pool has reserved. Then it charges, or gives back,
-the difference to the account. It settles after each allocation, after each call that may make a pool smaller, before
-the program reads what is free, and before an allocation is refused. Before a refusal, memory that pools keep unused
-goes back to the card, too.
+(logic/memory/pools.pxd) and is *settled*: the hook asks the driver what the pool has reserved. Then it charges, or
+gives back, the difference to the account. It settles after each allocation, after each call that may make a pool
+smaller, before the program reads what is free, and before an allocation is refused. Before a refusal, memory that pools
+keep unused goes back to the card, too.
 
 Before an allocation, the hook reserves the pool's possible growth, a whole step. If the pool grew by more, and into the
 limit, the hook gives the allocation back and the call fails. Reason: the pool's free memory was in pieces, or went back
@@ -33,9 +33,9 @@ from cython_ext.hook.state cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED,
     Gate, Pooled, attached, state,
 )
-from cython_ext.layout cimport KIND_ASYNC, KIND_GRAPH
-from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.pools cimport (
+from cython_ext.pages.layout cimport KIND_ASYNC, KIND_GRAPH
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.memory.pools cimport (
     PoolBook, PoolDue, pool_begin, pool_end, pool_freed, pool_growth, pool_settle, pool_used,
 )
 from cython_ext.native cimport add64, futex_wait, load32, now_ns

@@ -1,8 +1,8 @@
 """The process's quota: how much of its vGPU's memory it may own, how much it owns, and how much the program sees.
 
 The hook reserves before the call to the driver, commits or cancels by its result, and releases after a free. Each is an
-operation of the limit ledger (logic/ledger.pxd) on the activity page. cuMemGetInfo and cuDeviceTotalMem return the
-vGPU's memory to the program.
+operation of the limit ledger (logic/memory/ledger.pxd) on the activity page. cuMemGetInfo and cuDeviceTotalMem return
+the vGPU's memory to the program.
 
 All of it runs with cold caches, since the driver has been in the kernel. Target: an allocation with its free costs less
 than a microsecond.
@@ -15,18 +15,18 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport charge_contexts, vgpu_gate_here, vgpu_log, vgpu_settle_pools, vgpu_trim_pools
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
-from cython_ext.layout cimport (
+from cython_ext.pages.layout cimport (
     GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE, KIND_MANAGED, MAX_PROCESSES, MEMORY_KINDS, ActivityPage, GrantsPage,
     Slot,
 )
-from cython_ext.logic.ledger cimport (
+from cython_ext.logic.memory.ledger cimport (
     LEDGER_OK, LEDGER_REFUSED, ledger_commit, ledger_lock, ledger_prefetch, ledger_reserve, ledger_unlock, slot_bytes,
     slot_cancel, slot_commit, slot_refused, slot_release, slot_reserve,
 )
-from cython_ext.logic.pieces cimport PIECE_BYTES
-from cython_ext.logic.pools cimport PoolDue
-from cython_ext.logic.robust cimport robust_forget
-from cython_ext.logic.section cimport section_name
+from cython_ext.logic.memory.pieces cimport PIECE_BYTES
+from cython_ext.logic.memory.pools cimport PoolDue
+from cython_ext.logic.sync.robust cimport robust_forget
+from cython_ext.logic.sync.section cimport section_name
 from cython_ext.native cimport fence, futex_wait, load32, load64, now_ns, rarely, store32, store64
 
 cdef enum:
@@ -98,7 +98,7 @@ cdef inline Slot* slot_at(uint64_t place) noexcept nogil:
 
 
 cdef inline uint32_t name_at(uint64_t place) noexcept nogil:
-    """The name under which the process takes that page's lock (logic/section.pxd)."""
+    """The name under which the process takes that page's lock (logic/sync/section.pxd)."""
     return section_name(place & 0xFFF, <uint32_t>(place >> 48))
 
 

@@ -9,7 +9,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.hook cimport vgpu_ring, vgpu_want
 from cython_ext.hook.state cimport Gate, is_removed, is_swappable, state
-from cython_ext.logic.lock cimport lock_acquire, lock_release
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, fence, futex_wait, load32, load64, now_ns, store64
 
 cdef enum:

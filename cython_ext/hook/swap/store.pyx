@@ -1,4 +1,4 @@
-"""The hook's end of the store: blocks of host memory that it takes and gives back (logic/store.pxd), and pins.
+"""The hook's end of the store: blocks of host memory that it takes and gives back (logic/memory/store.pxd), and pins.
 
 The GPU reaches host memory at full speed only once it is pinned, which takes longer than a copy (0.3 s a GiB, H200).
 So that is done segment by segment, where blocks are first used by this process, and stays; blocks of segments that are
@@ -11,10 +11,10 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT
 from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2, real_cuMemHostUnregister
 from cython_ext.hook.hook cimport vgpu_log
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, Store, state
-from cython_ext.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
-from cython_ext.logic.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
-from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.store cimport (
+from cython_ext.pages.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
+from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.memory.store cimport (
     BLOCK_BYTES, SEGMENT_BLOCKS, store_give, store_name, store_size, store_take,
 )
 from cython_ext.native cimport load32, now_ns

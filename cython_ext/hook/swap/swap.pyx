@@ -27,13 +27,13 @@ from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
 )
-from cython_ext.layout cimport (
+from cython_ext.pages.layout cimport (
     GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES, SLOT_AWAY,
     SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,
 )
-from cython_ext.logic.alloctable cimport AllocTable, Block
-from cython_ext.logic.lock cimport lock_acquire, lock_release, lock_soon
-from cython_ext.logic.pieces cimport PIECE_BYTES
+from cython_ext.logic.memory.alloctable cimport AllocTable, Block
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
+from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.native cimport (
     exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64, storei64,
 )

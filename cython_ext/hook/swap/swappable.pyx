@@ -1,8 +1,8 @@
 """Linear memory that can leave the card and come back to the same addresses (--oversubscribe swap).
 
 It is made of chunks of physical memory (cuMemCreate) mapped into address ranges of the hook's own. Small allocations
-share arenas of 2 MiB (logic/arenas.pxd). swap.pyx takes the chunks off the card and brings them back. The vGPU is
-charged for what the chunks take: whole pieces of 2 MiB, as of the driver's own linear memory.
+share arenas of 2 MiB (logic/memory/arenas.pxd). swap.pyx takes the chunks off the card and brings them back. The vGPU
+is charged for what the chunks take: whole pieces of 2 MiB, as of the driver's own linear memory.
 
 A process that uses several GPUs has no such memory. Reason: its GPUs copy from each other's memory, and access it,
 without a call to the vGPU of that memory.
@@ -30,11 +30,11 @@ from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CUDA_ERROR_NOT_SUPPORTED, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate,
     attached, state,
 )
-from cython_ext.layout cimport KIND_DEVICE
-from cython_ext.logic.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
-from cython_ext.logic.arenas cimport ARENA_BYTES, arenas_add, arenas_give, arenas_take
-from cython_ext.logic.lock cimport lock_acquire, lock_release
-from cython_ext.logic.pieces cimport PIECE_BYTES, SMALL_BYTES, pieces_for
+from cython_ext.pages.layout cimport KIND_DEVICE
+from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.memory.arenas cimport ARENA_BYTES, arenas_add, arenas_give, arenas_take
+from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.memory.pieces cimport PIECE_BYTES, SMALL_BYTES, pieces_for
 from cython_ext.native cimport load32, now_ns, store64
 
 cdef enum:

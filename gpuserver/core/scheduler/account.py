@@ -3,7 +3,8 @@
 An account counts two quantities. *Held* time (a lease was usable and not yet drained) moves virtual time: the others
 could not use it. Under a shared lease other vGPUs use the GPU, too, so there *used* time moves virtual time. *Busy*
 time empties the limit bucket: the limit promises a bound on it. Busy time is held time less observed idle gaps. Under
-an open-ended lease in temporal mode it is the GPU time that the hooks' meters count (``cython_ext/logic/meter.pxd``).
+an open-ended lease in temporal mode it is the GPU time that the hooks' meters count
+(``cython_ext/logic/meter/meter.pxd``).
 
 Numbers are integers throughout. Virtual time is nanoseconds with 20 fraction bits. The account carries the remainder of
 a division by the guarantee, so that rounding loses no share. A bucket is nanoseconds × parts per million.

@@ -1,7 +1,7 @@
 """Light and heavy vGPUs: which ones may hold a shared lease.
 
 A vGPU's *demand* is the part of its time in which it needs the GPU. Its *burst* is the work that it launches between
-two waits for the GPU (``cython_ext/logic/demand.pxd``). Other vGPUs on the GPU change neither.
+two waits for the GPU (``cython_ext/logic/meter/demand.pxd``). Other vGPUs on the GPU change neither.
 
     not measured   treated as heavy: it takes turns
     light          demand ≤ 0.5 and bursts ≤ 4 ms. It may hold a shared lease: the GPU's own time slicing runs light

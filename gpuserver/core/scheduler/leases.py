@@ -122,7 +122,7 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What the vGPU's hooks measured (``cython_ext/logic/demand.pxd``): its demand (0: not measured) and its mean
+    """What the vGPU's hooks measured (``cython_ext/logic/meter/demand.pxd``): its demand (0: not measured) and its mean
     burst. ``waits_ppm``: the part of the time in which it waited for the GPU. ``work_ns``: the GPU time that all its
     launches so far take alone."""
 

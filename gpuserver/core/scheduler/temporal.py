@@ -116,8 +116,8 @@ class TemporalScheduler(Eevdf):
 
     def _lookahead(self, holder: Account) -> int:
         """How long before its end the scheduler decides whether a holder goes on. A hook submits nothing more under a
-        lease once less than half of a kernel fits (``cython_ext/logic/gate.pxd``): to move the end after that has no
-        effect. A gang's kernels are as long as it waits for its members."""
+        lease once less than half of a kernel fits (``cython_ext/logic/gate/gate.pxd``): to move the end after that has
+        no effect. A gang's kernels are as long as it waits for its members."""
         usual = self.policy.lookahead_ns
         if holder.gang_window is not None:
             return usual

@@ -1,8 +1,8 @@
 """Recordings of what happens on the GPU, for ``vgpuctl trace``. Nothing here exists while no client records.
 
 A recording has a recorder beside the scheduler and reads the rings in the activity pages
-(``cython_ext/logic/trace.pxd``) every ``READ_S``. It ends with its link. It keeps a bounded number of events: a client
-that reads too slowly loses some, and gets their number.
+(``cython_ext/logic/gate/trace.pxd``) every ``READ_S``. It ends with its link. It keeps a bounded number of events: a
+client that reads too slowly loses some, and gets their number.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Epochs of leases: the scheduler's grow for ever, those in the pages are their last 32 bits, so to say.
 
-Pages compare epochs on a circle (``cython_ext/layout.pxd``) that has no 0. A GPU in spatial mode goes round it in
+Pages compare epochs on a circle (``cython_ext/pages/layout.pxd``) that has no 0. A GPU in spatial mode goes round it in
 weeks, so a GPU Server must be able to as well.
 """
 

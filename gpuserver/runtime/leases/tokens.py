@@ -14,8 +14,8 @@ from typing import Final
 import trio
 
 from cython_ext import readings
-from cython_ext.dispatcher import Dispatcher
-from cython_ext.grantspage import GrantsPage
+from cython_ext.dispatch.dispatcher import Dispatcher
+from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.readings import EventKind, GrantsFlag
 from gpuserver.core.observe.meters import Meters
 from gpuserver.core.observe.trace import Recorder

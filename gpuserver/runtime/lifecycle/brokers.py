@@ -15,7 +15,7 @@ from typing import Final
 
 import trio
 
-from cython_ext.page import PageError
+from cython_ext.pages.page import PageError
 from gpuserver.device.pidfd import send
 from gpuserver.runtime.lifecycle.description import describe, kept_places
 from gpuserver.runtime.lifecycle.reports import BrokerReports

@@ -5,8 +5,8 @@ whole by every process that uses it. What it has got it keeps for as long as its
 pinned, which takes longer than any copy; so nobody owns what only another user's store could have room for
 (``gpuserver/core/states/residency.py::spare_bytes``).
 
-Whose a block is its owner writes (cython_ext/logic/store.pxd). It is taken from whoever has ended, once the driver has
-let that process go: until then the GPU may still be copying.
+Whose a block is its owner writes (cython_ext/logic/memory/store.pxd). It is taken from whoever has ended, once the
+driver has let that process go: until then the GPU may still be copying.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Final
 
 import trio
 
-from cython_ext.page import PageError
-from cython_ext.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
+from cython_ext.pages.page import PageError
+from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from gpuserver.core.states.residency import HostMemory
 from vgpu.identity import Process
 from vgpu.loggers import get_logger

@@ -1,0 +1,1 @@
+"""The dispatcher of the GPU Server: it gives GO for leases within microseconds, beside Python."""

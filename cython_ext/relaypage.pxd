@@ -1,9 +1,0 @@
-"""The mapped page as an extension type: what dispatcher and relays work on."""
-
-from cython_ext cimport layout
-from cython_ext.page cimport Page
-
-
-cdef class RelayPage(Page):
-    cdef layout.RelayPage* get(self) except NULL
-    cdef layout.RelayEntry* at(self, int key) except NULL

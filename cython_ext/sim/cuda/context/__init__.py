@@ -1,0 +1,1 @@
+"""Devices, contexts and the process: what a program has before it has work."""

@@ -1,0 +1,1 @@
+"""How a program reaches the simulated driver's functions."""

@@ -1,0 +1,1 @@
+"""Graphs: how they are made, captured, instantiated and launched."""

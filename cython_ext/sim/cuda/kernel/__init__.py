@@ -1,0 +1,1 @@
+"""Kernels: modules that hold them, and launches."""

@@ -1,0 +1,1 @@
+"""Memory: allocations, arrays, copies, pools and virtual addresses."""

@@ -1,0 +1,1 @@
+"""Streams and events: the order of work, and its times."""
