@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.scheduler.account import Account, ActiveLease, real, virtual
+from gpuserver.core.scheduler.account import Account, real, virtual
+from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.leases import AccountState, Lease
 from vgpu.share import PPM, Share
 

@@ -10,7 +10,7 @@ from gpuserver.core.scheduler.base import SchedulerBase
 from gpuserver.core.scheduler.interface import make_scheduler
 from gpuserver.core.scheduler.leases import Added, Drained, LeaseStarted, Runnable, Tick
 from gpuserver.core.scheduler.policy import Policy
-from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.spatial import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, owed, spans, withdrawn
 from vgpu.share import PPM, Mode, Share
@@ -301,7 +301,7 @@ def test_equals_go_in_the_order_of_their_arrival() -> None:
     desk.wants(5, 11)
     desk.wants(3, 11)
     assert [x.vgpu for x in leases(desk.drained(0, 1, 12, wants=False))] == [5]
-    accounts = desk.scheduler._accounts.values()  # type: ignore[attr-defined]
+    accounts = desk.scheduler._accounts.all.values()  # type: ignore[attr-defined]
     assert [(a.key, a.order, a.served_ns) for a in accounts] == [(0, 0, 12 * MS), (5, 1, 7 * MS), (3, 2, 7 * MS)]
 
 
@@ -323,4 +323,4 @@ def test_a_token_given_back_before_its_end_is_remembered(back_at: float, early: 
     desk.runs(0, 0)
     desk.wants(1, 10)
     desk.drained(0, 1, back_at, wants=False)
-    assert desk.scheduler._accounts[0].returns_ppm == (62_500 if early else 0)  # type: ignore[attr-defined]
+    assert desk.scheduler._accounts.all[0].returns_ppm == (62_500 if early else 0)  # type: ignore[attr-defined]

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.scheduler.account import Account, ActiveLease, virtual
+from gpuserver.core.scheduler.account import Account, virtual
+from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.leases import Drained, GangWindow, Lease, Measured
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, with_period
 from gpuserver.core.scheduler.temporal import TemporalScheduler
@@ -30,16 +31,16 @@ def waiting(key: int, owed_ms: float, token_ms: float, *, served_ms: int = 0, sh
 
 def period_ms(of: Desk) -> float:
     assert isinstance(of.scheduler, TemporalScheduler)
-    return of.scheduler._period_ns / MS
+    return of.scheduler.period_ns / MS
 
 
 def test_a_token_is_worth_ten_hand_overs() -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
     small, large = waiting(0, 0, 5, share=Share(10_000)), waiting(1, 0, 5, share=Share(990_000))
     plant(scheduler, small, large)
-    assert scheduler._quantum(small) == 5 * MS
+    assert scheduler._quanta.quantum(small) == 5 * MS
     small.handover_ns = 900_000
-    assert scheduler._quantum(small) == 9 * MS
+    assert scheduler._quanta.quantum(small) == 9 * MS
 
 
 def test_a_token_is_no_longer_than_a_tenth_of_a_second() -> None:
@@ -47,7 +48,7 @@ def test_a_token_is_no_longer_than_a_tenth_of_a_second() -> None:
     scheduler = TemporalScheduler(replace(GRANTED_ONLY, period_ns=200 * MS))
     small, large = waiting(0, 0, 20, share=Share(100_000)), waiting(1, 0, 180, share=Share(900_000))
     plant(scheduler, small, large)
-    assert (scheduler._quantum(small), scheduler._quantum(large)) == (20 * MS, 100 * MS)
+    assert (scheduler._quanta.quantum(small), scheduler._quanta.quantum(large)) == (20 * MS, 100 * MS)
 
 
 def test_the_period_follows_what_hand_overs_cost() -> None:
@@ -135,7 +136,7 @@ def test_another_policy_has_its_period_at_once() -> None:
 def test_the_earliest_eligible_deadline(accounts: list[Account], chosen: int, length_ms: float) -> None:
     scheduler = TemporalScheduler(GRANTED_ONLY)
     plant(scheduler, *(replace(a) for a in accounts))
-    choice = scheduler._pick(10 * MS, None)
+    choice = scheduler._eevdf.pick(10 * MS, None)
     assert choice is not None
     assert (choice.account.key, choice.length_ns, choice.alone) == (chosen, length_ms * MS, False)
     assert isinstance(choice.length_ns, int)
@@ -147,12 +148,12 @@ def test_a_token_is_no_longer_than_its_bucket_lasts(bucket_ms: int, length_ms: f
     account = waiting(0, 0, 20, share=CAPPED)
     account.bucket, account.bucket_at_ns = bucket_ms * MS * PPM + 1, 10 * MS
     plant(scheduler, account)
-    choice = scheduler._pick(10 * MS, None)
+    choice = scheduler._eevdf.pick(10 * MS, None)
     assert choice is not None
     assert (choice.length_ns, choice.alone, choice.open_ended) == (length_ms * MS, True, True)
     assert isinstance(choice.length_ns, int)
     account.gang_window = GangWindow()
-    choice = scheduler._pick(10 * MS, None)
+    choice = scheduler._eevdf.pick(10 * MS, None)
     assert choice is not None
     assert not choice.open_ended  # it stops together with the others of its gang
 
@@ -163,4 +164,4 @@ def test_without_a_limit_no_bucket_runs_dry() -> None:
     hold.go(0, frozenset(), 0, 0)
     account.holds = {1: hold}
     account.bucket = -10 * MS * PPM
-    assert not TemporalScheduler()._dry_at(account, 10)
+    assert not TemporalScheduler()._eevdf._dry_at(account, 10)

@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.eevdf import Eevdf
+from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.gangs import GangName, Gangs
 from gpuserver.core.scheduler.leases import (
     Added,
@@ -30,6 +32,7 @@ from tests.core import oracle
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S, Work
+from tests.core.planted import in_temporal
 from tests.tiers import slow
 from vgpu.share import PPM, Priority, Share
 
@@ -432,15 +435,25 @@ class NothingLapses(Gangs):
         self._lapse_ns = 1 << 60
 
 
-class CalledWhateverItHad(TemporalScheduler):
+class ServesAlways(GangRules):
     def _overserved(self, account: object) -> bool:
         return False
 
+
+class EntitledOnceCalled(Eevdf):
     def _entitled(self, account: Account, at_ns: int, clock: int, called: Set[VgpuIndex]) -> bool:
         return account.key in called or super()._entitled(account, at_ns, clock, called)
 
 
-class AtWorkForEver(TemporalScheduler):
+class CalledWhateverItHad(TemporalScheduler):
+    def __init__(self) -> None:
+        super().__init__()
+        self._gangs.__class__ = ServesAlways
+        self._eevdf.__class__ = EntitledOnceCalled
+
+
+@in_temporal
+class AtWorkForEver(GangRules):
     """A gang that is at work outdoes others for as long as its leader holds."""
 
     def _turn_ends(self, account: Account, now_ns: int) -> int | None:

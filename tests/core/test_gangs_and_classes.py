@@ -9,13 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpuserver.core.scheduler.account import Account, ActiveLease, Decision
+from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.active_lease import ActiveLease
+from gpuserver.core.scheduler.eevdf import Decision, Eevdf
+from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.leases import GangCalled, GangWindow
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.turns import Turns
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY, Desk
 from tests.core.model import MS, US, S, Work
+from tests.core.planted import in_temporal
 from tests.tiers import slow
 from vgpu.share import PPM, Priority, Share
 
@@ -55,8 +60,9 @@ def test_beside_a_high_one_that_never_rests_a_gang_has_most_of_its_guarantee(
         assert cluster.gpus[gpu].held_ns(1 + gpu, 0, cluster.now_ns) > 0.48 * cluster.now_ns
 
 
-class NobodyInsists(TemporalScheduler):
-    def _overrides_class(self, account: Account) -> bool:
+@in_temporal
+class NobodyInsists(GangRules):
+    def overrides_class(self, account: Account) -> bool:
         return False
 
 
@@ -111,18 +117,20 @@ def test_a_very_small_low_gang_gets_most_of_its_share(percent: int, priority: Pr
         assert cluster.gpus[gpu].held_ns(1 + gpu, 0, cluster.now_ns) > 0.99 * (PPM - ppm) / PPM * cluster.now_ns
 
 
-class ToldWithoutNotice(TemporalScheduler):
+@in_temporal
+class ToldWithoutNotice(Turns):
     """Who follows on is looked for when the holder could no more go on, whoever that is."""
 
     def _lookaheads(self, holder: Account) -> list[int]:
         return [self._lookahead(holder)]
 
 
-class LeadersAreCutShort(TemporalScheduler):
+@in_temporal
+class LeadersAreCutShort(Eevdf):
     """A lease that begins at the moment when a higher class is no longer entitled ends in the next one."""
 
-    def _pick(self, at_ns: int, staying: ActiveLease | None, following: ActiveLease | None = None) -> Decision | None:
-        choice = super()._pick(at_ns, staying, following)
+    def pick(self, at_ns: int, staying: ActiveLease | None, following: ActiveLease | None = None) -> Decision | None:
+        choice = super().pick(at_ns, staying, following)
         return choice and replace(choice, leads=False)
 
 
@@ -134,10 +142,11 @@ def test_planted_faults_of_very_small_gangs(kind: type[TemporalScheduler], perce
     assert part(small_beside(Priority.NORMAL, (0, 1), kind, ppm)) < most * ppm / PPM
 
 
-class UrgentWaitsForClasses(TemporalScheduler):
-    def _urgent(self, account: Account) -> bool:
-        waits = any(a.wants and a.share.priority > account.share.priority for a in self._competing.values())
-        return not waits and super()._urgent(account)
+@in_temporal
+class UrgentWaitsForClasses(GangRules):
+    def urgent(self, account: Account) -> bool:
+        waits = any(a.wants and a.share.priority > account.share.priority for a in self._accounts.competing.values())
+        return not waits and super().urgent(account)
 
 
 def test_planted_fault_urgent_waits_for_classes() -> None:
@@ -177,7 +186,8 @@ def test_urgent_turns_are_no_way_to_more_than_the_share(kernel_ns: int) -> None:
         assert cluster.gpus[0].held_ns(key, 0, cluster.now_ns) > 0.24 * cluster.now_ns
 
 
-class AlwaysAsSoonLate(TemporalScheduler):
+@in_temporal
+class AlwaysAsSoonLate(GangRules):
     def _late_ns(self, account: Account) -> int:
         return self.policy.gang_late_ns
 
@@ -267,7 +277,7 @@ def test_a_leader_is_published_so_early_that_those_on_other_gpus_can_give_way(
 ) -> None:
     desk = beside_low(gang_window)
     ((lease, _),) = desk.scheduler.published(0)
-    assert lease.start_ns - desk.scheduler._now_ns == before_ms * MS  # type: ignore[attr-defined]
+    assert lease.start_ns - desk.scheduler._accounts.now_ns == before_ms * MS  # type: ignore[attr-defined]
 
 
 def leader_at_work(gang_window: GangWindow | None) -> tuple[Desk, float]:
@@ -319,7 +329,7 @@ def test_a_turn_that_becomes_urgent_before_it_begins_counts_as_one() -> None:
     assert lease.go_by_ns == lease.start_ns + DEFAULT_POLICY.gang_late_ns, "the holder may wait for it in turn"
     desk.drained(1, held.epoch, lease.start_ns / MS)
     desk.went(0, lease.epoch, lease.start_ns / MS)
-    assert desk.scheduler._accounts[0].urgent_turns == 1  # type: ignore[attr-defined]
+    assert desk.scheduler._accounts.all[0].urgent_turns == 1  # type: ignore[attr-defined]
 
 
 def test_an_urgent_turn_waits_two_milliseconds_for_a_drain() -> None:

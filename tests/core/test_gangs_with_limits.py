@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuserver.core.scheduler.account import Account, virtual
+from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.leases import (
     Added,
     Drained,
@@ -19,7 +20,7 @@ from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S
-from tests.core.planted import plant
+from tests.core.planted import in_temporal, plant
 from tests.tiers import slow
 from vgpu.share import PPM, Share
 
@@ -53,7 +54,8 @@ def test_beside_who_fills_the_gpu_it_gets_its_share(ppm: int, gpus: tuple[int, .
         assert cluster.gpus[gpu].held_ns(1 + gpu, 0, cluster.now_ns) > 0.97 * (PPM - ppm) / PPM * cluster.now_ns
 
 
-class NothingAnnounced(TemporalScheduler):
+@in_temporal
+class NothingAnnounced(GangRules):
     """Followers hear of the leader's lease when it begins; who holds there gives way a window later."""
 
     def _announced(self, account: Account) -> tuple[int, int]:
@@ -117,15 +119,15 @@ def test_who_is_called_may_be_ahead_by_a_token(ahead_ms: int, called_ms: float, 
         scheduler.handle(Added(key, share), 0)
     for key in (0, 1):
         ahead = virtual((ahead_ms if key == 0 else -ahead_ms) * MS, share.guarantee_ppm)
-        account = scheduler._accounts[key]
+        account = scheduler._accounts.all[key]
         account.wants = account.competing = True
         account.time, account.deadline = ahead, ahead + virtual((5 if key == 0 else 90) * MS, share.guarantee_ppm)
-    follower = scheduler._accounts[0]
+    follower = scheduler._accounts.all[0]
     follower.gang_window = GangWindow(
         round(called_ms * MS), 40 * MS, binding=called_ms == 12, lapses_ns=LAPSE, leader=0
     )
-    scheduler._sort_in(follower)
-    plant(scheduler, *scheduler._accounts.values())
-    choice = scheduler._pick(10 * MS, None)
+    scheduler._accounts.sort_in(follower)
+    plant(scheduler, *scheduler._accounts.all.values())
+    choice = scheduler._eevdf.pick(10 * MS, None)
     assert choice is not None
     assert choice.account.key == first

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.scheduler.account import Account, ActiveLease
+from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.accounts import InvariantError
+from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.base import SchedulerBase
 from gpuserver.core.scheduler.leases import GangWindow, Lease
-from gpuserver.core.scheduler.rounds import SpatialScheduler
-from gpuserver.core.scheduler.run_queue import InvariantError
+from gpuserver.core.scheduler.spatial import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.planted import plant
 from vgpu.share import PPM, Priority, Share
@@ -75,15 +76,15 @@ def test_books_in_order_are_not_complained_about(kind: type[SchedulerBase]) -> N
 @pytest.mark.parametrize(
     ("changes", "noted"),
     [
-        ({"capped": False}, "_capped"),
-        ({"gang_window": GangWindow()}, "_members"),
-        ({"competing": False, "penalised": True}, "_competing"),
-        ({"holds": {4: hold(4)}}, "_holding"),
-        ({"penalised": True}, "_penalised"),
-        ({"wants": False}, "_resting"),
-        ({"guarantee": 3}, "_weight"),
-        ({"time": 5}, "_moment"),
-        ({"share": replace(CAPPED, priority=Priority.HIGH)}, "_classes"),
+        ({"capped": False}, "capped"),
+        ({"gang_window": GangWindow()}, "members"),
+        ({"competing": False, "penalised": True}, "competing"),
+        ({"holds": {4: hold(4)}}, "holding"),
+        ({"penalised": True}, "penalised"),
+        ({"wants": False}, "resting"),
+        ({"guarantee": 3}, "weight"),
+        ({"time": 5}, "moment"),
+        ({"share": replace(CAPPED, priority=Priority.HIGH)}, "classes"),
     ],
 )
 @BOTH
@@ -104,6 +105,6 @@ def test_what_is_noted_beside_the_accounts_and_is_not_so_is_found(
 def test_who_wants_or_holds_and_is_not_noted_is_found(kind: type[SchedulerBase]) -> None:
     scheduler = kind(first_epoch=5)
     plant(scheduler, waiting_account())
-    scheduler._company.clear()
-    with pytest.raises(InvariantError, match=r"^_company is noted as"):
+    scheduler._accounts.company.clear()
+    with pytest.raises(InvariantError, match=r"^company is noted as"):
         SchedulerBase.check(scheduler)

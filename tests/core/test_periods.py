@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy, with_period
-from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.spatial import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work

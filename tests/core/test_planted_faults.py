@@ -13,230 +13,264 @@ from typing import Any
 
 import pytest
 
-from gpuserver.core.scheduler.account import Account, ActiveLease, Decision, virtual
+from gpuserver.core.scheduler.account import Account, virtual
+from gpuserver.core.scheduler.active_lease import ActiveLease
+from gpuserver.core.scheduler.allowances import Allowances
 from gpuserver.core.scheduler.base import SchedulerBase
+from gpuserver.core.scheduler.card import Card
+from gpuserver.core.scheduler.eevdf import Decision
+from gpuserver.core.scheduler.events import Events
 from gpuserver.core.scheduler.kinds import LIGHT_PPM
 from gpuserver.core.scheduler.leases import Allow, Drained, Lease, Measured, VgpuIndex
-from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
-from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.policy import DEFAULT_POLICY
+from gpuserver.core.scheduler.publisher import Publisher
+from gpuserver.core.scheduler.quanta import TurnQuanta
+from gpuserver.core.scheduler.round_choice import RoundChoice
+from gpuserver.core.scheduler.round_time import RoundTime
+from gpuserver.core.scheduler.rounds import Rounds
+from gpuserver.core.scheduler.run_queue import RunQueue
+from gpuserver.core.scheduler.shared_leases import SharedLeases
 from gpuserver.core.scheduler.sharing import Guard, Relief
+from gpuserver.core.scheduler.spatial import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.turns import Turns
+from gpuserver.core.scheduler.virtual_time import FairTime
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
+from tests.core.planted import in_spatial, in_temporal
 from tests.core.slices import Slices
 from tests.tiers import slow
 from vgpu.share import PPM, Share
 
 
-class NoSettle(TemporalScheduler):
+@in_temporal
+class NoSettle(FairTime):
     """A newcomer is placed on books that do not show what the holder has used."""
 
     def clock(self, now_ns: int) -> int:
-        return max((a.time for a in self._competing.values()), default=self._clock)
+        return max((a.time for a in self._accounts.competing.values()), default=self._last)
 
 
-class OveruseUncharged(TemporalScheduler):
-    def _settle(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
-        super()._settle(account, hold, at_ns - hold.overuse(at_ns))
+@in_temporal
+class OveruseUncharged(FairTime):
+    def settle(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
+        super().settle(account, hold, at_ns - hold.overuse(at_ns))
         hold.settled_ns = max(hold.settled_ns, at_ns)
 
 
-class OverlapPaidTwice(TemporalScheduler):
+@in_temporal
+class OverlapPaidTwice(Events):
     """Who goes beside a predecessor that has not drained pays for the overlap as well."""
 
-    def _undrained(self, key: VgpuIndex, epoch: int) -> bool:
+    def undrained(self, key: VgpuIndex, epoch: int) -> bool:
         return False
 
 
-class OverlapNotComputed(TemporalScheduler):
+@in_temporal
+class OverlapNotComputed(Events):
     """What it computes while others pay for the overlap does not count for its limit."""
 
-    def _on_drained(self, event: Drained, now_ns: int) -> None:
-        account = self._accounts[event.vgpu]
-        hold = account.holds.get(event.epoch)
-        free = 0 if hold is None else max(0, hold.busy(event.at_ns) - hold.held(event.at_ns))
-        super()._on_drained(event, now_ns)
-        account.bucket += free * PPM
+    def apply(self, event: Any, now_ns: int) -> None:
+        account, free = self._accounts.all.get(event.vgpu), 0
+        if account is not None and isinstance(event, Drained) and event.epoch in account.holds:
+            hold = account.holds[event.epoch]
+            free = max(0, hold.busy(event.at_ns) - hold.held(event.at_ns))
+        super().apply(event, now_ns)
+        if account is not None:
+            account.bucket += free * PPM
 
 
-class DebtForgivenOnWake(TemporalScheduler):
-    def _place(self, account: Account, now_ns: int) -> None:
-        account.time = min(account.time, self.clock(now_ns))
-        super()._place(account, now_ns)
+@in_temporal
+class DebtForgivenOnWake(RunQueue):
+    def place(self, account: Account, now_ns: int) -> None:
+        account.time = min(account.time, self._time.clock(now_ns))
+        super().place(account, now_ns)
 
 
-class UnlimitedCredit(TemporalScheduler):
-    def _place(self, account: Account, now_ns: int) -> None:
+@in_temporal
+class UnlimitedCredit(RunQueue):
+    def place(self, account: Account, now_ns: int) -> None:
         time = account.time
-        super()._place(account, now_ns)
+        super().place(account, now_ns)
         account.deadline += time - account.time
-        self._moment += account.guarantee * (time - account.time)
+        self._accounts.moment += account.guarantee * (time - account.time)
         account.time = time
 
 
-class ClampBeforeCharge(TemporalScheduler):
-    def _refill(self, now_ns: int) -> None:
-        super()._refill(now_ns)
-        for a in self._accounts.values():
-            a.bucket = min(a.bucket, 2 * self._fill_line(a) * PPM)
+@in_temporal
+class ClampBeforeCharge(RunQueue):
+    def refill_all(self, now_ns: int) -> None:
+        super().refill_all(now_ns)
+        for a in self._accounts.all.values():
+            a.bucket = min(a.bucket, 2 * self._limits.fill_line(a) * PPM)
 
 
-class DebtKeptWhileThrottled(TemporalScheduler):
+@in_temporal
+class DebtKeptWhileThrottled(FairTime):
     """Who has run over waits for its bucket, and only then begins to wait for the others."""
 
-    def _lag(self, account: Account, clock: int, now_ns: int) -> int:
+    def lag(self, account: Account, clock: int, now_ns: int) -> int:
         kept_ns = account.kept_lag_ns
-        return super()._lag(account, clock, now_ns) if kept_ns is None else kept_ns
+        return super().lag(account, clock, now_ns) if kept_ns is None else kept_ns
 
 
-class SpeaksOfTheDrained(TemporalScheduler):
+@in_temporal
+class SpeaksOfTheDrained(Publisher):
     """Of a lease that drained before it was heard that it went it says what it would have said before."""
 
-    def _on_drained(self, event: Drained, now_ns: int) -> None:
-        said = list(self._commands)
-        super()._on_drained(event, now_ns)
-        self._commands = said + [command for command in self._commands if command not in said]
+    def drop_commands(self, vgpu: VgpuIndex, epoch: int) -> None:
+        pass
 
 
-class HandsOverByTheClock(TemporalScheduler):
+@in_temporal
+class HandsOverByTheClock(Publisher):
     """What is given back early nobody has before the time that was planned."""
 
-    def _publish(self, account: Account, lease: Lease) -> ActiveLease:
-        return super()._publish(account, replace(lease, early=False))
+    def publish(self, account: Account, lease: Lease) -> ActiveLease:
+        return super().publish(account, replace(lease, early=False))
 
 
-class LongTokens(TemporalScheduler):
+@in_temporal
+class LongTokens(TurnQuanta):
     """Six times as long as a period allows: everybody gets its share, and waits for it."""
 
-    def _quantum(self, account: Account) -> int:
-        return 6 * super()._quantum(account)
+    def quantum(self, account: Account) -> int:
+        return 6 * super().quantum(account)
 
 
-class GoesAtOnce(TemporalScheduler):
+@in_temporal
+class GoesAtOnce(Publisher):
     """Nobody waits for the drain of the lease before."""
 
-    def _publish(self, account: Account, lease: Lease) -> ActiveLease:
-        return super()._publish(account, replace(lease, after=()))
+    def publish(self, account: Account, lease: Lease) -> ActiveLease:
+        return super().publish(account, replace(lease, after=()))
 
 
 class NothingRefillsByItself(TemporalScheduler):
     """Whoever waits for its bucket is seen to again when something else happens."""
 
     def next_deadline_ns(self) -> int | None:
-        throttled = any(a.throttled for a in self._capped.values())
+        throttled = any(a.throttled for a in self._accounts.capped.values())
         return None if throttled else super().next_deadline_ns()
 
 
-class NothingIsRenewed(TemporalScheduler):
+@in_temporal
+class NothingIsRenewed(Allowances):
     """A vGPU with a limit that holds a lease without an end is allowed what it has at the beginning."""
 
-    def _allow(self, now_ns: int) -> None:
-        pass
+    def due(self, now_ns: int) -> list[tuple[Account, ActiveLease]]:
+        return []
 
-    def next_deadline_ns(self) -> int | None:
-        return None
+    def next_due_ns(self) -> list[int]:
+        return []
 
 
-class AllowsWithoutLimit(TemporalScheduler):
+@in_temporal
+class AllowsWithoutLimit(Allowances):
     """All that anybody could use until the scheduler looks again."""
 
-    def _permit(self, account: Account, hold: ActiveLease) -> None:
-        account.allowance_at_ns = self._now_ns
-        allowance_ns = hold.busy(self._now_ns) + self.policy.allowance_ahead_ns
-        self._commands.append(Allow(account.key, hold.lease.epoch, allowance_ns))
+    def allow(self, account: Account, hold: ActiveLease) -> Allow:
+        account.allowance_at_ns = now_ns = self._accounts.now_ns
+        return Allow(account.key, hold.lease.epoch, hold.busy(now_ns) + self.policy.allowance_ahead_ns)
 
 
-class NeverLeaves(TemporalScheduler):
+@in_temporal
+class NeverLeaves(Events):
     """A light vGPU that turns heavy keeps its shared lease."""
 
-    def _take_measure(self, event: Measured, now_ns: int) -> bool:
-        return event.demand_ppm <= LIGHT_PPM and super()._take_measure(event, now_ns)
+    def measure(self, event: Measured, now_ns: int) -> bool:
+        return event.demand_ppm <= LIGHT_PPM and super().measure(event, now_ns)
 
 
-class LeavesAtOnce(TemporalScheduler):
+@in_temporal
+class LeavesAtOnce(Events):
     """Each measurement of a light vGPU makes it heavy."""
 
-    def _take_measure(self, event: Measured, now_ns: int) -> bool:
-        kind = self._accounts[event.vgpu].kind
+    def measure(self, event: Measured, now_ns: int) -> bool:
+        kind = self._accounts.all[event.vgpu].kind
         if kind.light:
             kind.turn_heavy(now_ns)
             return True
-        return super()._take_measure(event, now_ns)
+        return super().measure(event, now_ns)
 
 
-class Flaps(TemporalScheduler):
+@in_temporal
+class Flaps(Events):
     """A vGPU that turns heavy is light again with the next low measurement."""
 
-    def _take_measure(self, event: Measured, now_ns: int) -> bool:
-        self._accounts[event.vgpu].kind.heavy_until_ns = 0
-        return super()._take_measure(event, now_ns)
+    def measure(self, event: Measured, now_ns: int) -> bool:
+        self._accounts.all[event.vgpu].kind.heavy_until_ns = 0
+        return super().measure(event, now_ns)
 
 
-class ChargedByHeldTime(TemporalScheduler):
+@in_temporal
+class ChargedByHeldTime(FairTime):
     """A sharer pays for the time of its lease, whatever it uses of it."""
 
-    def _charge(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
+    def charge(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
         if hold.shared and hold.went_ns is not None:
             account.charge(max(0, at_ns - max(hold.settled_ns, hold.usable_from(at_ns))))
         else:
-            super()._charge(account, hold, at_ns)
+            super().charge(account, hold, at_ns)
 
 
-class PaysTwice(TemporalScheduler):
+@in_temporal
+class PaysTwice(FairTime):
     """A sharer beside turns pays for what it uses, and for what the turns beside it hold."""
 
-    def _charge(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
-        if hold.shared and hold.went_ns is not None and self._current is not None:
+    def charge(self, account: Account, hold: ActiveLease, at_ns: int) -> None:
+        if hold.shared and hold.went_ns is not None and not all(h.shared for h in self._accounts.active_leases()):
             account.charge(max(0, at_ns - max(hold.settled_ns, hold.usable_from(at_ns))))
-        super()._charge(account, hold, at_ns)
+        super().charge(account, hold, at_ns)
 
 
-class CreditAtAChangeOfKind(TemporalScheduler):
+@in_temporal
+class CreditAtAChangeOfKind(SharedLeases):
     """A sharer that turns heavy is owed the turns that it did not have."""
 
-    def _end_sharing(self, but: Collection[VgpuIndex], now_ns: int) -> None:
-        leave = [self._accounts[key] for key in self._shared if key not in but]
-        super()._end_sharing(but, now_ns)
+    def end_sharing(self, but: Collection[VgpuIndex], now_ns: int) -> None:
+        leave = [self._accounts.all[key] for key in self._holders.shared if key not in but]
+        super().end_sharing(but, now_ns)
         for account in leave:
-            self._shift(account, account.time - virtual(300 * MS, account.guarantee))
+            self._accounts.shift(account, account.time - virtual(300 * MS, account.guarantee))
 
 
-class TurnsWaitForSharers(TemporalScheduler):
+@in_temporal
+class TurnsWaitForSharers(Turns):
     """A shared lease is a predecessor of each turn like any other lease."""
 
     def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
-        for hold in self._shared.values():
+        for hold in self._holders.shared.values():
             hold.shared = False
         granted = super()._grant(choice, start_ns)
-        for hold in self._shared.values():
+        for hold in self._holders.shared.values():
             hold.shared = True
         return granted
 
 
-class WaitsForOneThatShares(TemporalScheduler):
+@in_temporal
+class WaitsForOneThatShares(Publisher):
     """A turn waits for the lease before it to drain, although that has become a shared one."""
 
-    def _revise(self, hold: ActiveLease, now_ns: int, **changes: Any) -> None:
+    def revise(self, hold: ActiveLease, now_ns: int, **changes: Any) -> None:
         if changes.keys() != {"after"}:
-            super()._revise(hold, now_ns, **changes)
+            super().revise(hold, now_ns, **changes)
 
 
-class MostBehind(Relief):
+@in_temporal
+class MostBehindIsCurbed(Relief):
+    """Of the sharers the one waits that got least of its guarantee."""
+
     def _judge(self, accounts: list[Account], got: dict[VgpuIndex, int], passed_ns: int, now_ns: int) -> None:
         super()._judge(accounts, got, passed_ns, now_ns)
         if self.curbed is not None:
             self.curbed = min(accounts, key=lambda a: got[a.key] / a.guarantee).key
 
 
-class MostBehindIsCurbed(TemporalScheduler):
-    """Of the sharers the one waits that got least of its guarantee."""
+@in_temporal
+class SwitchesAreFree(Guard):
+    """A sharer may use its guarantee, whatever its switches take from turns."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._relief = MostBehind()
-
-
-class FreeSwitches(Guard):
     def _judge(self, sharing: Collection[Account], turns: Collection[Account], passed_ns: int, now_ns: int) -> None:
         self._cost_ppm = 0
         super()._judge(sharing, turns, passed_ns, now_ns)
@@ -250,35 +284,23 @@ class FreeSwitches(Guard):
         pass
 
 
-class SwitchesAreFree(TemporalScheduler):
-    """A sharer may use its guarantee, whatever its switches take from turns."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._guard = FreeSwitches()
-
-
-class ForgivesTheLastKernel(TemporalScheduler):
+@in_temporal
+class ForgivesTheLastKernel(Allowances):
     """A curbed sharer is allowed its part anew each time, whatever its last kernel used beyond that."""
 
-    def _permit(self, account: Account, hold: ActiveLease) -> None:
+    def allow(self, account: Account, hold: ActiveLease) -> Allow | None:
         hold.curbed_ns = None
-        super()._permit(account, hold)
+        return super().allow(account, hold)
 
 
-class Keeps(Guard):
+@in_temporal
+class NeverFreed(Guard):
+    """A sharer that was curbed once stays so."""
+
     def update(self, sharing: Collection[Account], turns: Collection[Account], now_ns: int) -> None:
         curbed = self.curbed
         super().update(sharing, turns, now_ns)
         self.curbed = {**curbed, **self.curbed}
-
-
-class NeverFreed(TemporalScheduler):
-    """A sharer that was curbed once stays so."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._guard = Keeps()
 
 
 def side_by_side(run: Run) -> list[str]:
@@ -292,75 +314,77 @@ def side_by_side(run: Run) -> list[str]:
     ]
 
 
-class AllowsAnew(TemporalScheduler):
+@in_temporal
+class AllowsAnew(Allowances):
     """What the bucket has, whatever was used of it under this lease."""
 
-    def _permit(self, account: Account, hold: ActiveLease) -> None:
-        super()._permit(account, hold)
-        allow = self._commands[-1]
-        if isinstance(allow, Allow) and allow.allowance_ns is not None:
-            allowance_ns = allow.allowance_ns + hold.busy(self._now_ns)
-            self._commands[-1] = Allow(allow.vgpu, allow.epoch, allowance_ns)
+    def allow(self, account: Account, hold: ActiveLease) -> Allow | None:
+        allow = super().allow(account, hold)
+        if allow is None or allow.allowance_ns is None:
+            return allow
+        return replace(allow, allowance_ns=allow.allowance_ns + hold.busy(self._accounts.now_ns))
 
 
-class ChosenByWidth(SpatialScheduler):
-    """Whatever is owed, and however long somebody waits: what fills most SMs."""
-
-    def __init__(self, policy: Policy = DEFAULT_POLICY) -> None:
-        super().__init__(replace(policy, forced_rounds=PPM))
-
-    def _owed(self, account: Account, at_ns: int, clock: int) -> int:
+@in_spatial
+class NothingIsOwed(RoundTime):
+    def owed(self, account: Account, at_ns: int, clock: int) -> int:
         return 0
 
 
-class FillWithoutKernelTest(SpatialScheduler):
+class ChosenByWidth(NothingIsOwed):
+    """Whatever is owed, and however long somebody waits: what fills most SMs."""
+
+    def __init__(self) -> None:
+        super().__init__(replace(DEFAULT_POLICY, forced_rounds=PPM))
+
+
+@in_spatial
+class FillWithoutKernelTest(Rounds):
     def _fill(self, now_ns: int, boundary: int) -> None:
-        lengths = {a.key: a.longest_kernel_ns for a in self._accounts.values()}
-        for a in self._accounts.values():
+        lengths = {a.key: a.longest_kernel_ns for a in self._accounts.all.values()}
+        for a in self._accounts.all.values():
             a.longest_kernel_ns = 0
         super()._fill(now_ns, boundary)
-        for a in self._accounts.values():
+        for a in self._accounts.all.values():
             a.longest_kernel_ns = lengths[a.key]
 
 
-class LongOnesWaitForBoundaries(SpatialScheduler):
+@in_spatial
+class LongOnesWaitForBoundaries(RoundChoice):
     """Who drains its long kernel within a round idles until the next one."""
 
-    _filling = False
-
-    def _fill(self, now_ns: int, boundary: int) -> None:
-        self._filling = True
-        super()._fill(now_ns, boundary)
-        self._filling = False
-
-    def _choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
-        return [] if self._filling else super()._choose(now_ns, boundary, early_ns)
+    def choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
+        return [] if early_ns is not None else super().choose(now_ns, boundary)
 
 
-class LongOnesTakeTurns(SpatialScheduler):
+@in_spatial
+class LongOnesTakeTurns(RoundChoice):
     """Beside a late one everybody who fits begins a long kernel, and is late in turn."""
 
-    def _choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
-        late = [a for a in self._accounts.values() if not a.penalised and self._late(a, now_ns, boundary)]
-        rest = [a for a in self._accounts.values() if a.competing and a.wants and a not in late]
-        return self._best(rest, boundary, 100_000 - sum(a.width for a in late))
+    def choose(self, now_ns: int, boundary: int, early_ns: int | None = None) -> list[Account]:
+        late = [a for a in self._accounts.all.values() if not a.penalised and self._card.late(a, now_ns, boundary)]
+        rest = [a for a in self._accounts.all.values() if a.competing and a.wants and a not in late]
+        return self.best(rest, boundary, 100_000 - sum(a.width for a in late))
 
 
-class OwedWhatItCannotUse(SpatialScheduler):
-    def _limit_credit(self) -> None:
+@in_spatial
+class OwedWhatItCannotUse(RoundTime):
+    def limit_credit(self) -> None:
         pass
 
 
-class LateNotCounted(SpatialScheduler):
-    def _late(self, account: Account, now_ns: int, boundary: int) -> bool:
+@in_spatial
+class LateNotCounted(Card):
+    def late(self, account: Account, now_ns: int, boundary: int) -> bool:
         return False
 
 
-class ChargedByWidth(SpatialScheduler):
+@in_spatial
+class ChargedByWidth(RoundTime):
     """t·s charged, with r as the weight: wide partitions get less time."""
 
-    def _charged(self, account: Account, hold: ActiveLease, time: int, at_ns: int) -> int:
-        charged = super()._charged(account, hold, time, at_ns)
+    def charged(self, account: Account, hold: ActiveLease, time: int, at_ns: int) -> int:
+        charged = super().charged(account, hold, time, at_ns)
         return time + (charged - time) * account.share.sm_mpercent // 33_000
 
 
@@ -414,12 +438,15 @@ def a_kernel_short(run: Run) -> list[str]:
     ]
 
 
-class BurstsBesideAHardOne(SpatialScheduler):
-    """Bursting vGPUs run together although somebody who wants does not burst."""
-
-    def _fit_together(self, accounts: Iterable[Account]) -> bool:
+@in_spatial
+class BurstsFit(Card):
+    def fit_together(self, accounts: Iterable[Account]) -> bool:
         accounts = list(accounts)
-        return super()._fit_together(accounts) or any(a.share.bursts for a in accounts)
+        return super().fit_together(accounts) or any(a.share.bursts for a in accounts)
+
+
+class BurstsBesideAHardOne(BurstsFit):
+    """Bursting vGPUs run together although somebody who wants does not burst."""
 
     def check(self) -> None:
         """Its books would find it at once; what an observer sees is asked for."""

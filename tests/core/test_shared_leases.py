@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from gpuserver.core.scheduler.accounts import InvariantError
 from gpuserver.core.scheduler.leases import Allow, Command, Lease, Measured
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.run_queue import InvariantError
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans, withdrawn
 from tests.core.sharers import HEAVY, LIGHT, exclusive, held, sharer, sharing
@@ -297,30 +297,30 @@ def test_the_books_of_sharers_are_checked() -> None:
         return str(raised.value)
 
     def unshare(scheduler: TemporalScheduler) -> None:
-        scheduler._shared[0].shared = False
+        scheduler._holders.shared[0].shared = False
 
     def end(scheduler: TemporalScheduler) -> None:
-        scheduler._shared[0].lease = replace(scheduler._shared[0].lease, end_ns=10**9)
+        scheduler._holders.shared[0].lease = replace(scheduler._holders.shared[0].lease, end_ns=10**9)
 
     def unknown(scheduler: TemporalScheduler) -> None:
-        scheduler._shared[0] = replace(scheduler._shared[0])
+        scheduler._holders.shared[0] = replace(scheduler._holders.shared[0])
 
     def unlimited(scheduler: TemporalScheduler) -> None:
-        scheduler._accounts[1].allowance_at_ns = None
+        scheduler._accounts.all[1].allowance_at_ns = None
 
     def turn(scheduler: TemporalScheduler) -> None:
-        scheduler._current = scheduler._shared.pop(0)
+        scheduler._holders.current = scheduler._holders.shared.pop(0)
 
     def heavy(scheduler: TemporalScheduler) -> None:
-        scheduler._accounts[0].kind.light = False
+        scheduler._accounts.all[0].kind.light = False
 
     def without(scheduler: TemporalScheduler) -> None:
-        account, hold = scheduler._accounts[0], scheduler._shared.pop(0)
+        account, hold = scheduler._accounts.all[0], scheduler._holders.shared.pop(0)
         del account.holds[hold.lease.epoch]
-        scheduler._note_holds(account)
+        scheduler._accounts.note_holds(account)
 
     def forget(scheduler: TemporalScheduler) -> None:
-        del scheduler._shared[0]
+        del scheduler._holders.shared[0]
 
     for spoil in (unshare, end, unknown):
         assert spoilt(spoil).startswith("no shared lease, or one that no account knows: ActiveLease(lease=Lease(vgpu=0")

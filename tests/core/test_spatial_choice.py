@@ -9,10 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from gpuserver.core.scheduler.account import FRACTION_BITS, Account, ActiveLease, real, virtual
+from gpuserver.core.scheduler.account import FRACTION_BITS, Account, real, virtual
+from gpuserver.core.scheduler.accounts import InvariantError
+from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.leases import Lease
-from gpuserver.core.scheduler.rounds import SpatialScheduler
-from gpuserver.core.scheduler.run_queue import InvariantError, RunQueue
+from gpuserver.core.scheduler.spatial import SpatialScheduler
 from tests.core.desk import GRANTED_ONLY, MS, share
 from tests.core.planted import plant
 from vgpu.share import PPM, Priority
@@ -37,7 +38,7 @@ def account(
 def scheduler_with(*accounts: Account) -> SpatialScheduler:
     scheduler = SpatialScheduler(GRANTED_ONLY)
     plant(scheduler, *accounts)
-    scheduler._clock, scheduler._clock_at_ns = 1000 * MS << FRACTION_BITS, 1000 * MS
+    scheduler._time._last, scheduler._time._last_ns = 1000 * MS << FRACTION_BITS, 1000 * MS
     return scheduler
 
 
@@ -64,7 +65,7 @@ def scheduler_with(*accounts: Account) -> SpatialScheduler:
 )
 def test_the_best_packed_set(accounts: list[Account], chosen: list[int]) -> None:
     scheduler = scheduler_with(*(replace(a) for a in accounts))
-    found = scheduler._choose(995 * MS, 1000 * MS)
+    found = scheduler._choice.choose(995 * MS, 1000 * MS)
     assert sorted(a.key for a in found) == chosen
 
 
@@ -95,7 +96,7 @@ def test_beside_a_late_one_nobody_begins_a_kernel_that_keeps_out_who_is_owed_mor
         narrow, wide = account(1, 40, 50), account(2, 80, 1)
     narrow.longest_kernel_ns = round(kernel_ms * MS)
     scheduler = scheduler_with(late(0, 40, drains_ms), narrow, wide)
-    assert [a.key for a in scheduler._choose(995 * MS, 1000 * MS)] == chosen
+    assert [a.key for a in scheduler._choice.choose(995 * MS, 1000 * MS)] == chosen
 
 
 @pytest.mark.parametrize(
@@ -120,8 +121,8 @@ def test_beside_short_kernels_nobody_is_owed_without_bound_what_long_ones_cost(
         one.longest_kernel_ns = round(length_ms * MS)
     holds.holds[1] = went(990, 1000)
     scheduler = scheduler_with(waits, holds, other)
-    scheduler._limit_credit()
-    RunQueue.check(scheduler)
+    scheduler._time.limit_credit()
+    scheduler._accounts.check()
     v = 1000 * MS << FRACTION_BITS
     assert real(v - waits.time, waits.guarantee) == round(owed_ms * MS)
     assert real(v - holds.time, holds.guarantee) == 500 * MS
@@ -132,15 +133,15 @@ def test_beside_a_late_one_only_who_is_owed_most_begins_early() -> None:
         narrow, wide = account(1, 40, 50), account(2, 80, wide_owed_ms)
         narrow.longest_kernel_ns = 6 * MS
         scheduler = scheduler_with(late(0, 40, 1005), narrow, wide)
-        assert [a.key for a in scheduler._choose(995 * MS, 1000 * MS)] == [1]  # it fits that round
-        assert [a.key for a in scheduler._choose(995 * MS, 1000 * MS, 5 * MS)] == chosen
+        assert [a.key for a in scheduler._choice.choose(995 * MS, 1000 * MS)] == [1]  # it fits that round
+        assert [a.key for a in scheduler._choice.choose(995 * MS, 1000 * MS, 5 * MS)] == chosen
 
 
 def test_who_is_placed_first_stays_so_until_it_goes() -> None:
     forced, most_owed = account(0, 60, 5, waited_ms=90), account(1, 60, 90)
     forced.holds[1] = ActiveLease(Lease(0, 1, 1000 * MS, 1010 * MS), 60_000)
     scheduler = scheduler_with(forced, most_owed)
-    assert [a.key for a in scheduler._choose(996 * MS, 1000 * MS)] == [0]
+    assert [a.key for a in scheduler._choice.choose(996 * MS, 1000 * MS)] == [0]
 
 
 def test_the_mean_is_weighted_with_the_guarantees() -> None:
@@ -148,7 +149,7 @@ def test_the_mean_is_weighted_with_the_guarantees() -> None:
     two = account(0, 60, 500), account(1, 60, 250)
     for one, guarantee in zip(two, (0.2, 0.6), strict=True):
         one.take_share(share(guarantee, 60))
-    assert scheduler_with(*two).clock(1000 * MS) == (0 + 500 * 3 // 4 + 400) * MS << FRACTION_BITS
+    assert scheduler_with(*two)._time.clock(1000 * MS) == (0 + 500 * 3 // 4 + 400) * MS << FRACTION_BITS
 
 
 @pytest.mark.parametrize(("owed_ms", "charged_ms"), [(4, 16), (0, 16), (-8, 16), (-10, 14), (-25, 6)])
@@ -158,7 +159,7 @@ def test_planned_time_is_charged_to_a_round_beyond_the_clock_and_overuse_in_full
     hold = ActiveLease(Lease(0, 1, 1000 * MS, 1005 * MS), 60_000)
     hold.go(1000 * MS, frozenset(), 0, 0)
     scheduler = scheduler_with(holder)
-    time = scheduler._charged(holder, hold, holder.time, 1008 * MS)
+    time = scheduler._time.charged(holder, hold, holder.time, 1008 * MS)
     assert time - holder.time == charged_ms * MS << FRACTION_BITS
 
 
@@ -183,8 +184,8 @@ def test_contradictions_are_found(changes: dict[str, object], boundary_ms: int |
     one.take_share(one.share)
     one.holds = {e: replace(h, lease=replace(h.lease, epoch=e)) for e, h in one.holds.items()}
     scheduler = scheduler_with(one)
-    scheduler._now_ns, scheduler._next_epoch = 5 * MS, 9
-    scheduler._boundary_ns = None if boundary_ms is None else boundary_ms * MS
+    scheduler._accounts.now_ns, scheduler._publisher.next_epoch = 5 * MS, 9
+    scheduler._rounds.boundary_ns = None if boundary_ms is None else boundary_ms * MS
     if complaint is None:
         scheduler.check()
     else:
@@ -197,13 +198,13 @@ def test_a_dry_bucket_is_not_chosen() -> None:
         replace(account(key, 60, 9 - key), share=share(0.5, 60, 0.5), bucket_at_ns=1000 * MS) for key in (0, 1)
     )
     dry.bucket, full.bucket = 20 * MS * PPM - 1, 20 * MS * PPM
-    assert [a.key for a in scheduler_with(dry, full)._choose(995 * MS, 1000 * MS)] == [1]
+    assert [a.key for a in scheduler_with(dry, full)._choice.choose(995 * MS, 1000 * MS)] == [1]
 
 
 def test_class_then_debt_then_arrival() -> None:
     low, high = (account(k, 10, 50, priority=p) for k, p in ((0, Priority.LOW), (1, Priority.HIGH)))
     accounts = [low, account(4, 10, 7), account(3, 10, 7), account(2, 10, 8), high]
-    ordered = scheduler_with(*accounts)._most_owed_first(accounts, 1000 * MS)
+    ordered = scheduler_with(*accounts)._choice.most_owed_first(accounts, 1000 * MS)
     assert [a.key for a in ordered] == [1, 2, 3, 4, 0]
 
 
@@ -217,4 +218,4 @@ def test_class_then_debt_then_arrival() -> None:
 )
 def test_the_guarantee_clock(owed_ms: tuple[int, int], after_ms: int, clock_ms: int) -> None:
     scheduler = scheduler_with(*(account(key, 60, owed) for key, owed in enumerate(owed_ms)))
-    assert scheduler.clock((1000 + after_ms) * MS) == clock_ms * MS << FRACTION_BITS
+    assert scheduler._time.clock((1000 + after_ms) * MS) == clock_ms * MS << FRACTION_BITS

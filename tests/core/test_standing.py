@@ -16,7 +16,7 @@ from gpuserver.core.scheduler.leases import (
     Publish,
     Runnable,
 )
-from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.spatial import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, withdrawn
 from vgpu.share import PPM, Share

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.scheduler.account import Account, ActiveLease
+from gpuserver.core.scheduler.account import Account
+from gpuserver.core.scheduler.accounts import InvariantError
+from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.leases import AccountState, Added, Lease
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.run_queue import InvariantError
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk, leases, spans, withdrawn
 from tests.core.planted import plant
@@ -312,7 +313,7 @@ def test_contradictions_are_found(
     if current is not None and current.lease.epoch == 2:
         account.holds = {2: holding(epoch=2)}  # another one of that name
     plant(scheduler, account)
-    scheduler._current, scheduler._next = current, following
+    scheduler._holders.current, scheduler._holders.next = current, following
     with pytest.raises(InvariantError, match=complaint):
         scheduler.check()
 
@@ -325,7 +326,7 @@ def test_somebody_who_waits_for_nothing_is_found() -> None:
         scheduler.check()
     current = holding(end=None, vgpu=1)
     plant(scheduler, one, Account(1, 1, HALF, wants=True, competing=True, holds={1: current}))
-    scheduler._current = current
+    scheduler._holders.current = current
     with pytest.raises(InvariantError, match="a vGPU waits beside the open-ended"):
         scheduler.check()
     current.lease = Lease(1, 1, 0, 10)

@@ -18,7 +18,7 @@ from cython_ext.testing.fake_peer import Voice
 from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
-from gpuserver.core.scheduler.rounds import SpatialScheduler
+from gpuserver.core.scheduler.spatial import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from gpuserver.runtime.leases import tokens
 from gpuserver.runtime.leases.tokens import TokenLoop

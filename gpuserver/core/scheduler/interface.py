@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
+from gpuserver.core.scheduler.accounts import InvariantError
 from gpuserver.core.scheduler.leases import (
     AccountSnapshot,
     AccountState,
@@ -17,8 +18,7 @@ from gpuserver.core.scheduler.leases import (
     VgpuIndex,
 )
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
-from gpuserver.core.scheduler.rounds import SpatialScheduler
-from gpuserver.core.scheduler.run_queue import InvariantError
+from gpuserver.core.scheduler.spatial import SpatialScheduler
 from gpuserver.core.scheduler.temporal import TemporalScheduler
 from vgpu.share import Mode
 
