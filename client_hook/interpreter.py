@@ -26,6 +26,17 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", BOOTSTRAP, module, *arguments]
 
 
+def same_command() -> list[str]:
+    """The argv with which this process was started, for a program of a user that starts itself again."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def users_command(module: str, *arguments: str, python: str = "") -> list[str]:
+    """The argv that runs ``module`` as a program of a user, with ``python`` or else this interpreter. It is no process
+    of ours, so it is not isolated."""
+    return [python or sys.executable, "-m", module, *arguments]
+
+
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """``inherited`` without Python's own variables, for processes of ours and for their children."""
     return {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}
