@@ -9,6 +9,7 @@ _HOMES = {
     "Vgpu": "vgpu.api.handle:Vgpu",
     "VgpuError": "vgpu.errors:VgpuError",
     "VgpuSpec": "vgpu.spec:VgpuSpec",
+    "aio": "vgpu.aio",
     "connect": "vgpu.api.doors:connect",
     "create": "vgpu.api.doors:create",
     "list": "vgpu.api.doors:list_vgpus",
@@ -16,7 +17,7 @@ _HOMES = {
     "testing": "vgpu.testing",
 }
 
-__all__ = ["ErrorCode", "Node", "Vgpu", "VgpuError", "VgpuSpec", "connect", "create", "list", "require"]
+__all__ = ["ErrorCode", "Node", "Vgpu", "VgpuError", "VgpuSpec", "aio", "connect", "create", "list", "require"]
 
 
 def __getattr__(name: str) -> object:

@@ -1,3 +1,4 @@
+from vgpu import aio as aio
 from vgpu import testing as testing
 from vgpu.api.doors import connect as connect
 from vgpu.api.doors import create as create
@@ -9,4 +10,4 @@ from vgpu.errors import ErrorCode as ErrorCode
 from vgpu.errors import VgpuError as VgpuError
 from vgpu.spec import VgpuSpec as VgpuSpec
 
-__all__ = ["ErrorCode", "Node", "Vgpu", "VgpuError", "VgpuSpec", "connect", "create", "list", "require"]
+__all__ = ["ErrorCode", "Node", "Vgpu", "VgpuError", "VgpuSpec", "aio", "connect", "create", "list", "require"]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack
 
 from vgpu.api import programs
-from vgpu.api.link import Link, Reading
+from vgpu.api.link import Link, Reading, open_link
 from vgpu.api.options import Changes, Percent, Size, fields_of
 from vgpu.api.stats import Stats
 from vgpu.errors import ErrorCode, VgpuError
@@ -27,16 +28,17 @@ class Vgpu:
     def __init__(self, reading: Reading, open_link: Callable[[], Link], *, removed_at_exit: bool = False) -> None:
         self.id: str = reading["vgpu_id"]
         """What programs get as ``VGPU_ID``."""
-        self._reading = reading
+        self.reading = reading
+        """The node's latest answer."""
         self._open_link = open_link
         self._removed_at_exit = removed_at_exit
 
     @property
     def name(self) -> str | None:
-        return self._reading["name"]  # type: ignore[no-any-return]
+        return self.reading["name"]  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
-        return f"<Vgpu {self.id}{f' ({self.name})' if self.name else ''} on GPU {self._reading['gpu_index']}>"
+        return f"<Vgpu {self.id}{f' ({self.name})' if self.name else ''} on GPU {self.reading['gpu_index']}>"
 
     def __enter__(self) -> Self:
         return self
@@ -56,31 +58,31 @@ class Vgpu:
 
     def environ(self, inherited: Mapping[str, str] | None = None) -> dict[str, str]:
         """The environment of a program in this vGPU: ``inherited``, by default ``os.environ``, with what it needs."""
-        return programs.environment(self._reading, inherited)
+        return programs.environment(self.reading, inherited)
 
     def environ_changes(self) -> dict[str, str | None]:
         """Only the variables that ``environ`` sets, or unsets (None)."""
-        return programs.changes(self._reading)
+        return programs.changes(self.reading)
 
     def run(
         self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.CompletedProcess[Any]:
         """``subprocess.run`` in this vGPU. ``VgpuError`` (invalid): the program would not load the hook."""
-        return subprocess.run(command, env=programs.prepared(self._reading, command, env), **options)
+        return subprocess.run(command, env=programs.prepared(self.reading, command, env), **options)
 
     def popen(
         self, command: str | Sequence[str], *, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[Any]:
         """``subprocess.Popen`` in this vGPU. Errors: as ``run``."""
-        return subprocess.Popen(command, env=programs.prepared(self._reading, command, env), **options)
+        return subprocess.Popen(command, env=programs.prepared(self.reading, command, env), **options)
 
     # --- the vGPU itself
 
     def stats(self) -> Stats:
         """What it has and uses now."""
         with self._open_link() as link:
-            self._reading = link.ask("inspect", vgpu=self.id)["vgpu"]
-        return Stats.of(self._reading)
+            self.reading = link.ask("inspect", vgpu=self.id)["vgpu"]
+        return Stats.of(self.reading)
 
     def resize(self, *, sm: Percent | None = None, mem: Size | None = None, **changes: Unpack[Changes]) -> None:
         """Change it while programs run. What is not given stays as it is."""
@@ -107,10 +109,11 @@ class Vgpu:
 
     def _change(self, op: str, **fields: object) -> None:
         with self._open_link() as link:
-            self._reading = link.change(op, vgpu=self.id, **fields)
+            self.reading = link.change(op, vgpu=self.id, **fields)
 
 
-def discard(vgpu: Vgpu) -> None:
-    """Remove a vGPU whose handle no caller will have. If the node does not answer, it removes the vGPU later."""
-    with suppress(VgpuError):
-        vgpu.remove(force=True)
+def discard(vgpu_id: str, path: Path | None) -> None:
+    """Remove a vGPU whose handle no caller will have, on a link of its own. If the node does not answer, it removes the
+    vGPU once this process has ended."""
+    with suppress(VgpuError), open_link(path) as link:
+        link.change("remove", vgpu=vgpu_id, force=True)

@@ -59,7 +59,7 @@ class Node:
                 link.change("confirm", request_id=request["request_id"])
             except BaseException:
                 link.close()
-                discard(vgpu)
+                discard(vgpu.id, self.path)
                 raise
         return vgpu
 

@@ -37,11 +37,11 @@ def require(
     vgpu = Node().create(sm=sm, mem=mem, name=name, gpu=gpu, **options)
     try:
         command = interpreter.same_command()
-        replace_process(command, programs.prepared(vgpu._reading, command))
+        replace_process(command, programs.prepared(vgpu.reading, command))
     except CannotStart as error:
         raise VgpuError(ErrorCode.UNAVAILABLE, error.message, error.hint) from error
     finally:  # only reached where the program was not replaced
-        discard(vgpu)
+        discard(vgpu.id, None)
 
 
 def _check_repeatable() -> None:
