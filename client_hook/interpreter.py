@@ -21,6 +21,10 @@ BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.
 """No pathlib: see above."""
 
 
+LANGUAGE = "python"
+"""As Jupyter names it."""
+
+
 def command(module: str, *arguments: str) -> list[str]:
     """The argv that runs ``module`` of this copy of st-vgpu as a program."""
     return [sys.executable, "-I", BOOTSTRAP, module, *arguments]

@@ -1,4 +1,4 @@
-"""The Python door to vGPUs: ``import vgpu`` (docs/python.md).
+"""The Python API: ``import vgpu`` (docs/python.md).
 
 Every name is imported when it is first used, so that ``import vgpu`` costs nothing. ``__init__.pyi`` has their types.
 """
@@ -10,9 +10,9 @@ _HOMES = {
     "VgpuError": "vgpu.errors:VgpuError",
     "VgpuSpec": "vgpu.spec:VgpuSpec",
     "aio": "vgpu.aio",
-    "connect": "vgpu.api.doors:connect",
-    "create": "vgpu.api.doors:create",
-    "list": "vgpu.api.doors:list_vgpus",
+    "connect": "vgpu.api.toplevel:connect",
+    "create": "vgpu.api.toplevel:create",
+    "list": "vgpu.api.toplevel:list_vgpus",
     "require": "vgpu.api.require:require",
     "testing": "vgpu.testing",
 }
