@@ -21,9 +21,24 @@ BOOTSTRAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "bootstrap.
 """No pathlib: see above."""
 
 
+LANGUAGE = "python"
+"""As Jupyter names it."""
+
+
 def command(module: str, *arguments: str) -> list[str]:
     """The argv that runs ``module`` of this copy of st-vgpu as a program."""
     return [sys.executable, "-I", BOOTSTRAP, module, *arguments]
+
+
+def same_command() -> list[str]:
+    """The argv with which this process was started, for a program of a user that starts itself again."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def users_command(module: str, *arguments: str, python: str = "") -> list[str]:
+    """The argv that runs ``module`` as a program of a user, with ``python`` or else this interpreter. It is no process
+    of ours, so it is not isolated."""
+    return [python or sys.executable, "-m", module, *arguments]
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:

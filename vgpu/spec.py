@@ -305,6 +305,9 @@ _OPTION: Final = {
     "window_ns": "--window",
 }
 
+_WHOLE: Final = frozenset({"spec", "changes"})
+"""Fields of a request. A complaint about one of them as a whole names the options itself."""
+
 
 def as_options(fields: Mapping[str, int | float | str]) -> str:
     """Those of ``fields`` that describe a vGPU, but for its name, as they are typed: ``--sm 30 --mem 8GiB``."""
@@ -334,6 +337,7 @@ def in_one_line(problems: Iterable[Mapping[str, Any]]) -> str:
     complaints: dict[str, None] = {}
     for problem in problems:
         field = next((str(part) for part in reversed(problem["loc"]) if isinstance(part, str)), "")
+        field = "" if field in _WHOLE else field
         reason = in_plain_words(problem["msg"][:_LONGEST_MESSAGE])
         complaints[cleaned(f"{_OPTION.get(field, field)}: {reason}" if field else reason)] = None
         if len(complaints) > MOST_COMPLAINTS:

@@ -14,10 +14,11 @@ from vgpu.broker import runtime
 from vgpu.broker.runtime import Broker, agreed
 from vgpu.protocol.broker import Closed, FromBroker, Look, ToBroker
 from vgpu.protocol.codec import ProtocolError
-from vgpu.protocol.hello import PROTOCOL_VERSION, Hello, Welcome
+from vgpu.protocol.hello import Hello, Welcome
 from vgpu.protocol.messages import Reply
 from vgpu.protocol.service import welcome
 from vgpu.protocol.stream import MessageStream
+from vgpu.protocol.versions import PROTOCOL_VERSION
 
 CLOSED = Closed(pid=1, uid=2, reason="said")
 

@@ -7,8 +7,9 @@ import pytest
 from tests.ctl.fake_node import vgpu_reading
 from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.hello import PROTOCOL_VERSION, Request
+from vgpu.protocol.hello import Request
 from vgpu.protocol.messages import Create, Forward, MigrateIn, Set, VgpuList
+from vgpu.protocol.versions import PROTOCOL_VERSION
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 OLDER = 2

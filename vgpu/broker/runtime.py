@@ -59,9 +59,10 @@ from vgpu.protocol.broker import (
     Stop,
 )
 from vgpu.protocol.codec import MAX_HOOK_BYTES, MAX_REQUEST_ITEMS, ProtocolError
-from vgpu.protocol.hello import OLDEST_VERSION, Hello, Welcome
+from vgpu.protocol.hello import Hello, Welcome
 from vgpu.protocol.peer import is_alive, peer_of
 from vgpu.protocol.stream import LINK_ENDED, MessageStream, connect, listen, serve_links
+from vgpu.protocol.versions import OLDEST_VERSION
 
 ATTACH_S: Final = 3.0  # a hook sends one message; a process that takes longer occupies the link for nothing
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest

@@ -9,7 +9,7 @@ from typer.core import TyperGroup
 
 SECTIONS: Final = {
     "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm"),
-    "Programs in vGPUs": ("run", "exec", "ps", "hook"),
+    "Programs in vGPUs": ("run", "exec", "ps", "hook", "jupyter"),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "logs"),
     "The node": ("serve", "stop", "status", "gpu", "config", "systemd"),
     "This machine": ("doctor", "demo", "verify", "support", "version"),

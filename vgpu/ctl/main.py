@@ -21,6 +21,7 @@ from vgpu.ctl import (
     events,
     gpus,
     hook,
+    jupyter,
     logs,
     metrics,
     node,
@@ -77,7 +78,7 @@ def listening(section: str) -> dict[str, dict[str, str]] | None:
 
 
 for module in (
-    *(vgpus, programs, node, gpus, config, systemd, hook, doctor, demo, verify),
+    *(vgpus, programs, node, gpus, config, systemd, hook, jupyter, doctor, demo, verify),
     *(top, dashboard, metrics, trace, events, logs, support),
 ):
     module.register(app)

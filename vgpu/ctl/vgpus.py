@@ -30,13 +30,19 @@ def create(
     form: Annotated[
         Created, typer.Option("-o", "--output", help="The id, lines for eval, or everything.")
     ] = Created.ID,
+    owner: Annotated[
+        str | None, typer.Option(metavar="USER", help="As root: the user whose vGPU it will be, by name or uid.")
+    ] = None,
 ) -> None:
     """Make a vGPU and print its VGPU_ID."""
+    from vgpu.api.owner import uid_of
     from vgpu.node.link import PATIENT_S, ControlLink
+
+    owner_uid = None if owner is None else uid_of(owner)
 
     with ControlLink(timeout_s=PATIENT_S) as node:
         with progress.waiting("making a vGPU"):
-            vgpu = node.create(wanted.spec, wanted.gpu, confirm=False)
+            vgpu = node.create(wanted.spec, wanted.gpu, confirm=False, owner_uid=owner_uid)
         warn(vgpu)
         _print_made(vgpu, form)  # until its id is out, it goes with this process
         node.confirm(vgpu)

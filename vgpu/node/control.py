@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.groups import Groups
-from vgpu.identity import Peer
+from vgpu.identity import Peer, Process
 from vgpu.node.creation import Creation
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder, not_served
@@ -164,11 +164,14 @@ class NodeControl:
         # Before the lock: while the name service is slow, others make vGPUs.
         share_gid = -1 if group is None else await self._groups.id_of(group)
         request_id = request.request_id or uuid4().hex
-        exact = request.model_copy(update={"request_id": request_id, "wait": False, "share_gid": share_gid})
+        owner_uid = _owner_of(request, client.uid)
+        exact = request.model_copy(
+            update={"request_id": request_id, "wait": False, "share_gid": share_gid, "owner_uid": None}
+        )
         creation: Creation | None = None
         try:
             async with self._creating:
-                creation = await self._admit(exact, client.peer)
+                creation = await self._admit(exact, owner_uid, client.peer.process)
             reading = await creation.finish()
         except BaseException:
             if creation is not None:
@@ -179,16 +182,16 @@ class NodeControl:
         client.pending[request_id] = creation
         return reading
 
-    async def _admit(self, request: Create, peer: Peer) -> Creation:
+    async def _admit(self, request: Create, owner_uid: int, asker: Process) -> Creation:
         snapshot = await self._survey.snapshot()
-        gpus = [vgpu.gpu_index for vgpu in snapshot.vgpus if _answers(vgpu, request.request_id, peer.uid)]
+        gpus = [vgpu.gpu_index for vgpu in snapshot.vgpus if _answers(vgpu, request.request_id, owner_uid)]
         if not gpus:
             if request.spec.name is not None:
-                await self._refuse_taken_name(request.spec.name, peer.uid)
+                await self._refuse_taken_name(request.spec.name, owner_uid)
             gpus = [gpu.index for gpu in candidates(request.gpu, snapshot.gpus)]
         refusals = []
         for index in gpus:
-            creation = Creation(await self._forwarder.served(index), request, peer.uid, peer.process)
+            creation = Creation(await self._forwarder.served(index), request, owner_uid, asker)
             try:
                 await creation.begin()
             except VgpuError as error:
@@ -214,8 +217,8 @@ class NodeControl:
             finally:
                 creation.close()
         for vgpu in (await self._survey.snapshot()).vgpus:  # confirmed before, perhaps, and the answer was lost
-            if _answers(vgpu, request_id, uid):
-                return await self._forwarder.to_gpu(vgpu.gpu_index, Confirm(request_id=request_id), uid, Confirmed)
+            if _answers(vgpu, request_id, vgpu.owner_uid if uid == 0 else uid):
+                return await self._forwarder.to_gpu(vgpu.gpu_index, request, vgpu.owner_uid, Confirmed)
         raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
 
     async def _migrate_named(self, request: Migrate, client: Client) -> VgpuStatus:
@@ -331,6 +334,20 @@ class NodeControl:
                 if "ok" in received[0]:
                     checked(received)
                 yield Notice.model_validate(received[0])
+
+
+def _owner_of(request: Create, uid: int) -> int:
+    """Whose vGPU user ``uid`` asks for. ``VgpuError`` (not-yours): only root may name another user, and only at root's
+    node, because the vGPU's socket must belong to that user."""
+    if request.owner_uid is None or request.owner_uid == uid:
+        return uid
+    if uid != 0:
+        text = f"--owner: only root makes vGPUs for other users, and you are uid {uid}"
+        raise VgpuError(ErrorCode.NOT_YOURS, text, "leave out --owner; the vGPU will be yours")
+    if os.geteuid() != 0:
+        text = f"--owner: this node runs as uid {os.geteuid()}, and only root's node serves other users"
+        raise VgpuError(ErrorCode.NOT_YOURS, text, "sudo vgpuctl serve --detach")
+    return request.owner_uid
 
 
 def _answers(vgpu: VgpuStatus, request_id: str, uid: int) -> bool:

@@ -15,9 +15,10 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.node.servers import ServerProcess
 from vgpu.protocol.hello import Hello, Request
-from vgpu.protocol.messages import REQUEST_IDS_SINCE, Await, Confirm, Confirmed, Create, Forward, VgpuStatus
+from vgpu.protocol.messages import Await, Confirm, Confirmed, Create, Forward, VgpuStatus
 from vgpu.protocol.service import AnyModel, checked, open_link
 from vgpu.protocol.stream import LINK_ENDED, MessageStream
+from vgpu.protocol.versions import REQUEST_IDS_SINCE
 
 ADMISSION_S: Final = 15.0
 MAKING_S: Final = 60.0

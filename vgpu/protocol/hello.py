@@ -10,14 +10,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from vgpu.bounds import Bounded, BoundedRequest
-
-PROTOCOL_VERSION = 3
-"""It rises with every message that one end sends unasked, so that an end gets only messages that it knows.
-
-2: ``Look``.
-3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime`` and ``wait``; ``Await``, ``Confirm``.
-"""
-OLDEST_VERSION = 1
+from vgpu.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 
 class Request(BoundedRequest):

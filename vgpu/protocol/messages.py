@@ -29,6 +29,7 @@ from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
+from vgpu.protocol.versions import LEASES_SINCE, OWNERS_SINCE, REQUEST_IDS_SINCE
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
@@ -37,11 +38,6 @@ ModeChoice = Literal["auto", "temporal", "spatial"]
 
 Lifetime = Literal["kept", "process"]
 RequestId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
-REQUEST_IDS_SINCE: Final = 3
-"""Version of the protocol."""
-LEASES_SINCE: Final = 3
-"""Version of the protocol that has ``VgpuSpec.lease``."""
-
 TRACE_LEAST_NS: Final = 100_000_000
 TRACE_MOST_NS: Final = 300_000_000_000
 TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
@@ -70,6 +66,9 @@ class Create(Request):
     the vGPU if the answer cannot be sent. ``lifetime`` "process": the vGPU is removed when the process that asked has
     ended and no process is attached. ``wait`` false: the answer comes with the admission, the rest with ``Await``.
 
+    ``owner_uid``: the user whose vGPU it will be; None: the asker's. Only root may name another user. The node forwards
+    the request in that user's name, so a GPU Server does not get this field.
+
     ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer sends. −1: there is none, and the
     message to an older GPU Server leaves the field out.
     """
@@ -81,13 +80,21 @@ class Create(Request):
     request_id: RequestId = ""
     lifetime: Lifetime = "kept"
     wait: bool = True
+    owner_uid: int | None = Field(default=None, ge=0, lt=1 << 32)
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        return {name: value for name, value in fields.items() if name != "share_gid" or value != -1}
+        absent = {"share_gid": -1, "owner_uid": None}
+        return {name: value for name, value in fields.items() if name not in absent or value != absent[name]}
 
     def said_to(self, version: int) -> dict[str, Any]:
+        if self.owner_uid is not None and version < OWNERS_SINCE:
+            raise VgpuError(
+                ErrorCode.VERSION,
+                "this node is of an older release, which has no --owner",
+                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+            )
         if version >= REQUEST_IDS_SINCE:
             return super().said_to(version)
         newer = {"request_id": True, "lifetime": True, "wait": True}

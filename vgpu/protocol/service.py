@@ -15,9 +15,10 @@ from vgpu.bounds import LEAST, MOST_CARRIED
 from vgpu.errors import ErrorCode, VgpuError, cleaned
 from vgpu.loggers import get_logger
 from vgpu.protocol.codec import Message, ProtocolError
-from vgpu.protocol.hello import OLDEST_VERSION, PROTOCOL_VERSION, Hello, Request, Welcome
+from vgpu.protocol.hello import Hello, Request, Welcome
 from vgpu.protocol.messages import Failure, Notice, Reply
 from vgpu.protocol.stream import LINK_ENDED, MessageStream, connect
+from vgpu.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
 from vgpu.spec import explain
 
 log = get_logger(__name__)

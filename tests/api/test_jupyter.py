@@ -1,0 +1,52 @@
+"""A real kernel in a vGPU of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("ipykernel")
+manager = pytest.importorskip("jupyter_client.manager")
+
+import vgpu  # noqa: E402
+from tests.integration.node import ROOT, SimulatedNode, eventually  # noqa: E402
+
+VGPUCTL = Path(sys.executable).with_name("vgpuctl")
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_kernel_has_a_vgpu_until_its_end(
+    node: SimulatedNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    command = [str(VGPUCTL), "jupyter", "install", "--sm", "20", "--mem", "4G", "--python", sys.executable]
+    subprocess.run(command, cwd=ROOT, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+
+    async def body() -> None:
+        kernel = manager.AsyncKernelManager(kernel_name="vgpu")
+        await kernel.start_kernel(cwd=str(tmp_path))
+        client = kernel.client()
+        client.start_channels()
+        try:
+            await client.wait_for_ready(timeout=90)
+            (made,) = await vgpu.aio.list()
+            assert (await made.stats()).memory_limit_bytes == 4 << 30
+            said: list[str] = []
+            code = "import os; print(os.environ['VGPU_ID'])"
+            await client.execute_interactive(
+                code, timeout=90, output_hook=lambda message: said.append(message["content"].get("text", ""))
+            )
+            assert made.id in "".join(said)
+            await kernel.restart_kernel(now=True)
+            assert [one.id for one in await vgpu.aio.list()] == [made.id]
+        finally:
+            client.stop_channels()
+            await kernel.shutdown_kernel(now=True)
+
+    asyncio.run(body())
+    eventually(lambda: not vgpu.list(), "the vGPU's end")

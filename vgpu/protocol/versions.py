@@ -1,0 +1,19 @@
+"""Versions of the protocol. This module does not import pydantic, so that a small client need not wait for that
+import."""
+
+from __future__ import annotations
+
+from typing import Final
+
+PROTOCOL_VERSION: Final = 3
+"""It rises with every message that one end sends unasked, so that an end gets only messages that it knows.
+
+2: ``Look``.
+3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime``, ``wait`` and ``owner_uid``; ``Await``, ``Confirm``.
+"""
+OLDEST_VERSION: Final = 1
+REQUEST_IDS_SINCE: Final = 3
+LEASES_SINCE: Final = 3
+"""The first version that has ``VgpuSpec.lease``."""
+OWNERS_SINCE: Final = 3
+"""The first version that has ``Create.owner_uid``."""
