@@ -186,6 +186,21 @@ def test_a_mistyped_command_names_the_right_one(capsys: pytest.CaptureFixture[st
     assert "create" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("line", "asked"), [("delete x", "remove"), ("list", "list"), ("describe x", "inspect")])
+def test_the_words_of_other_programs_are_commands(
+    full_node: FakeNode, capsys: pytest.CaptureFixture[str], line: str, asked: str
+) -> None:
+    full_node.answers["remove"] = lambda _: dump(vgpu_reading())
+    assert run(line.split()) == 0
+    assert [request.op for request in full_node.asked] == [asked]
+
+
+@pytest.mark.parametrize(("word", "meant"), [("kill", "vgpuctl rm -f"), ("new", "vgpuctl create")])
+def test_a_word_with_two_meanings_names_the_command(capsys: pytest.CaptureFixture[str], word: str, meant: str) -> None:
+    assert run([word, "x"]) == Exit.USAGE
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
@@ -420,6 +435,24 @@ def test_exec_runs_the_program_in_the_vgpu(full_node: FakeNode, tmp_path: Path) 
     assert full_node.asked[0].vgpu == "trainer"
 
 
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_the_program_begins_at_the_first_word_that_is_no_option(
+    full_node: FakeNode, tmp_path: Path, dashes: list[str]
+) -> None:
+    done = vgpuctl(tmp_path, "exec", "--allow-unhooked", "trainer", *dashes, "echo", "--help", "--", "-x")
+    assert (done.stdout, done.returncode) == ("--help -- -x\n", 0)
+    full_node.answers["create"] = full_node.answers["remove"] = lambda _: dump(vgpu_reading())
+    done = vgpuctl(tmp_path, "run", "--sm", "30", "--burst", "--mem=1G", *dashes, "echo", "--sm", "40", "--")
+    assert (done.stdout, done.returncode) == ("--sm 40 --\n", 0)
+
+
+def test_exec_of_a_program_alone_says_how_the_vgpu_in_vgpu_id_gets_it(node: FakeNode, tmp_path: Path) -> None:
+    node.answers["inspect"] = refuse(ErrorCode.NOT_FOUND, "there is no vGPU 'sh'", "see: vgpuctl ls")
+    done = vgpuctl(tmp_path, "exec", "sh", "true", VGPU_ID="vgpu-0a1b2c3d")
+    assert done.returncode == Exit.LAUNCH
+    assert "vgpuctl exec -- sh" in done.stderr
+
+
 def test_exec_takes_the_vgpu_from_the_environment(full_node: FakeNode, tmp_path: Path) -> None:
     assert vgpuctl(tmp_path, "exec", "--", "true", VGPU_ID="vgpu-0a1b2c3d").returncode == 0
     assert full_node.asked[0].vgpu == "vgpu-0a1b2c3d"
@@ -436,7 +469,15 @@ def test_exec_does_not_start_a_program_in_somebody_elses_vgpu(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["exec", "x"], ["exec", "x", "ls"], ["exec", "x", "--"], ["run", "--sm", "30"], ["exec", "--", "ls"]]
+    "arguments",
+    [
+        ["exec", "x"],
+        ["exec", "x", "--allow-unhooked"],
+        ["exec", "x", "--"],
+        ["run", "--sm", "30"],
+        ["run", "--sm", "--", "ls"],
+        ["exec", "--", "ls"],
+    ],
 )
 def test_a_launch_that_cannot_begin_is_125(node: FakeNode, tmp_path: Path, arguments: list[str]) -> None:
     done = vgpuctl(tmp_path, *arguments)
