@@ -13,6 +13,7 @@ from typer.core import TyperCommand
 from vgpu.ctl import completion, options, progress
 from vgpu.ctl.exit_codes import report, say
 from vgpu.ctl.options import Wanted
+from vgpu.ctl.vgpus import node_for_vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.share import MEANING
 
@@ -128,12 +129,12 @@ def run(wanted: Wanted, ctx: typer.Context, allow_unhooked: AllowUnhooked = Fals
     However run ends, the vGPU goes, as soon as no process is attached to it.
     """
     from client_hook.launcher import Supervision
-    from vgpu.node.link import PATIENT_S, ControlLink
 
     if not allow_unhooked:
         _check_preloadable(ctx)
+    asking = node_for_vgpu()  # before signals are held: a node that it starts would inherit that
     with Supervision() as supervision:
-        with ControlLink(timeout_s=PATIENT_S) as node, progress.waiting("making a vGPU"):
+        with asking as node, progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu, lifetime="process")
         try:
             return supervision.run(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], [vgpu]))

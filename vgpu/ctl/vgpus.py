@@ -20,6 +20,7 @@ from vgpu.share import MEANING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vgpu.node.link import ControlLink
     from vgpu.protocol.messages import VgpuDetail, VgpuStatus
     from vgpu.spec import VgpuChanges
 
@@ -32,14 +33,23 @@ def create(
     ] = Created.ID,
 ) -> None:
     """Make a vGPU and print its VGPU_ID."""
-    from vgpu.node.link import PATIENT_S, ControlLink
-
-    with ControlLink(timeout_s=PATIENT_S) as node:
+    with node_for_vgpu() as node:
         with progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu, confirm=False)
         warn(vgpu)
         _print_made(vgpu, form)  # until its id is out, it goes with this process
         node.confirm(vgpu)
+
+
+def node_for_vgpu() -> ControlLink:
+    """A link for a new vGPU. Where no node answers, one may start by itself; a line on stderr says so."""
+    from vgpu.node import ondemand
+    from vgpu.node.link import PATIENT_S
+
+    def started() -> None:
+        say(f"no node answered; started one, which ends {ondemand.idle_s():g} s after its last vGPU")
+
+    return ondemand.link(timeout_s=PATIENT_S, started=started)
 
 
 def _print_made(vgpu: VgpuStatus, form: Created) -> None:

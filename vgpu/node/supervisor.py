@@ -99,7 +99,7 @@ OWNERS_S: Final = 60.0
 
 
 class Node:
-    """``run`` until SIGTERM or SIGINT; then the servers stop too."""
+    """``run`` until SIGTERM or SIGINT; then the servers stop too. ``idle_ns``: also after so long without a vGPU."""
 
     def __init__(
         self,
@@ -109,8 +109,10 @@ class Node:
         *,
         simulated: bool,
         limits: Limits = DEFAULT_LIMITS,
+        idle_ns: int | None = None,
     ) -> None:
         self._paths = paths
+        self._idle_s = None if idle_ns is None else idle_ns / 1e9
         self._servers = servers
         self._simulated = simulated
         self._limits = limits
@@ -120,6 +122,9 @@ class Node:
         self._closed: Pace[Source] = Pace(COMPLAINT_S)
         self._places = Places(limits, frozenset({0, os.geteuid()}))
         self._stopping = False
+        self._used_at = 0.0
+        self._asking: set[MessageStream] = set()
+        """Links that may still ask for a vGPU: all but those of watchers."""
         self._watchers: set[trio.MemorySendChannel[EventReading]] = set()
         history = History(limits.events_kept, limits.peer_events_kept, limits.events_kept_per_user)
         self._events = EventLog(EventFile(paths.events), history, EventFile(paths.program_events))
@@ -154,7 +159,10 @@ class Node:
             if os.geteuid() == 0 and (closed := closed_to_others(self._paths.runtime)):
                 log.warning("other users cannot reach this node", closed=str(closed[0]), hint=f"chmod o+x {closed[0]}")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
-            nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=self._limits.links))
+            async with trio.open_nursery() as serving:
+                if self._idle_s is not None:
+                    nursery.start_soon(self._end_when_idle, self._idle_s, nursery.cancel_scope, serving.cancel_scope)
+                serving.start_soon(partial(serve_links, listener, self._converse, _complain, most=self._limits.links))
 
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -164,6 +172,26 @@ class Node:
                 self._paths.control_socket.unlink(missing_ok=True)
                 await self._servers.stop(self._processes.values())
                 scope.cancel()
+
+    async def _end_when_idle(self, idle_s: float, scope: trio.CancelScope, serving: trio.CancelScope) -> None:
+        """End after ``idle_s`` without a vGPU. Every link closes before any server stops. So a client has its vGPU, or
+        it finds that its link ended before it asked."""
+        self._used_at = trio.current_time()
+        while True:
+            await trio.sleep(min(1.0, idle_s / 4))
+            looked_at = trio.current_time()
+            if (await self._survey.snapshot()).vgpus:
+                self._used_at = trio.current_time()
+            # No checkpoint from here until the links are closed.
+            if self._asking or self._stopping or looked_at < self._used_at + idle_s:
+                continue
+            self._stopping = True
+            self._paths.control_socket.unlink(missing_ok=True)
+            serving.cancel()
+            log.info("the node ends: it had no vGPU", seconds=idle_s)
+            await self._servers.stop(self._processes.values())
+            scope.cancel()
+            return
 
     async def _end_when_replaced(self, scope: trio.CancelScope) -> None:
         """End when the socket is gone. Reason: a node that no client reaches would otherwise go on to restart servers,
@@ -223,6 +251,8 @@ class Node:
             return await self._answer(request, peer.uid)
 
         async def sent(request: AnyRequest) -> None:
+            if isinstance(request, Create | Confirm | Remove):
+                self._used_at = trio.current_time()
             if isinstance(request, Create) and not request.request_id and pending:
                 await pending.popitem()[1].confirm()
 
@@ -236,16 +266,19 @@ class Node:
             await link.send(failure.model_dump(mode="json"))
             return
         try:
+            self._asking.add(link)
             if await welcome(link, os.getpid()) is not None:
-                await serve(link, REQUESTS, answer, partial(self._notices, uid=peer.uid), sent, _is_creation)
+                await serve(link, REQUESTS, answer, partial(self._notices, uid=peer.uid, link=link), sent, _is_creation)
         finally:
+            self._asking.discard(link)
             for creation in pending.values():
                 creation.close()
             self._places.leave(place)
 
-    def _notices(self, request: AnyRequest, uid: int) -> AsyncGenerator[Notice, None] | None:
+    def _notices(self, request: AnyRequest, uid: int, link: MessageStream) -> AsyncGenerator[Notice, None] | None:
         match request:
             case Watch():
+                self._asking.discard(link)
                 return self._watch(request, uid)
             case Trace():
                 return self._trace(request, uid)
