@@ -10,7 +10,7 @@ from typer.core import TyperGroup
 from vgpu.errors import ErrorCode, VgpuError
 
 SECTIONS: Final = {
-    "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm"),
+    "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm", "prune"),
     "Programs in vGPUs": ("run", "exec", "ps", "hook"),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "logs"),
     "The node": ("serve", "stop", "status", "gpu", "config", "systemd"),

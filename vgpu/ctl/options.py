@@ -29,6 +29,14 @@ class Output(StrEnum):
     JSON = "json"
 
 
+class Listed(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    NAME = "name"
+    YAML = "yaml"
+    JSON = "json"
+
+
 class Created(StrEnum):
     ID = "id"
     ENV = "env"
