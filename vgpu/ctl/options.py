@@ -40,7 +40,13 @@ class Listed(StrEnum):
 class Created(StrEnum):
     ID = "id"
     ENV = "env"
+    FISH = "fish"
     JSON = "json"
+
+
+class Shell(StrEnum):
+    SH = "sh"
+    FISH = "fish"
 
 
 class Mode(StrEnum):

@@ -12,7 +12,7 @@ from typer.core import TyperCommand
 
 from vgpu.ctl import completion, options, progress
 from vgpu.ctl.exit_codes import report, say
-from vgpu.ctl.options import Wanted
+from vgpu.ctl.options import Shell, Wanted
 from vgpu.ctl.vgpus import node_for_vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.share import MEANING
@@ -181,6 +181,15 @@ def attachment(vgpus: Sequence[VgpuStatus]) -> Attachment:
     )
 
 
+def deactivate(shell: Annotated[Shell, typer.Option(help="Which shell reads the lines.")] = Shell.SH) -> None:
+    """Print lines for eval that undo create -o env."""
+    from client_hook.environment import deactivation, fish_lines, shell_lines
+
+    if changes := deactivation(os.environ):
+        print((fish_lines if shell is Shell.FISH else shell_lines)(changes))
+
+
 def register(app: typer.Typer) -> None:
     app.command("exec", cls=LaunchingCommand)(exec_)
+    app.command("deactivate")(deactivate)
     app.command("run", cls=LaunchingCommand, epilog=options.explained(MEANING))(run)

@@ -33,7 +33,7 @@ IDLE: Final = frozenset({"idle", "suspended", "idle-suspended", "swapped", "fail
 def create(
     wanted: Wanted,
     form: Annotated[
-        Created, typer.Option("-o", "--output", help="The id, lines for eval, or everything.")
+        Created, typer.Option("-o", "--output", help="The id, lines for eval (env; fish), or everything.")
     ] = Created.ID,
 ) -> None:
     """Make a vGPU and print its VGPU_ID."""
@@ -59,11 +59,12 @@ def node_for_vgpu() -> ControlLink:
 def _print_made(vgpu: VgpuStatus, form: Created) -> None:
     if form is Created.JSON:
         output.print_json(vgpu)
-    elif form is Created.ENV:
-        from client_hook.environment import shell_lines
+    elif form in {Created.ENV, Created.FISH}:
+        from client_hook.environment import activation, fish_lines, shell_lines
         from vgpu.ctl.programs import attachment
 
-        print(shell_lines(attachment([vgpu]).changes(os.environ)))
+        lines = fish_lines if form is Created.FISH else shell_lines
+        print(lines(activation(attachment([vgpu]), os.environ)))
     else:
         print(vgpu.vgpu_id)
     sys.stdout.flush()
