@@ -135,6 +135,43 @@ def preload_file_entries(text: str) -> list[str]:
     return [e for line in text.splitlines() for e in _PRELOAD_SEPARATORS.split(line.partition("#")[0].strip()) if e]
 
 
+RUNTIME_ADDED: Final = "VGPU_RUNTIME_DIR_ADDED"
+"""In a shell that had no ``VGPU_RUNTIME_DIR`` before it got a vGPU."""
+
+
+def activation(attachment: Attachment, inherited: Mapping[str, str]) -> Changes:
+    """What makes the programs of a shell programs of a vGPU; ``deactivation`` undoes it."""
+    added: Changes = {} if inherited.get("VGPU_RUNTIME_DIR") else {RUNTIME_ADDED: "1"}
+    return attachment.changes(inherited) | added
+
+
+def deactivation(inherited: Mapping[str, str]) -> Changes:
+    """What to set and unset in a shell that got a vGPU, so that its programs are in none. Other libraries stay."""
+    gone = ["VGPU_ID", "VGPU_SIM_DIR"]
+    if RUNTIME_ADDED in inherited:
+        gone += ["VGPU_RUNTIME_DIR", RUNTIME_ADDED]
+    changes: Changes = {name: None for name in gone if name in inherited}
+    if "LD_PRELOAD" in inherited:
+        changes["LD_PRELOAD"] = joined_preload(inherited["LD_PRELOAD"], None) or None
+    if "LD_LIBRARY_PATH" in inherited:
+        kept = [p for p in inherited["LD_LIBRARY_PATH"].split(":") if p and not _is_simulation(Path(p))]
+        changes["LD_LIBRARY_PATH"] = ":".join(kept) or None
+    return changes
+
+
+def fish_lines(changes: Changes) -> str:
+    """Lines for ``source`` or ``eval`` in fish."""
+    return "\n".join(
+        f"set -e {name};" if value is None else f"set -gx {name} {_fish_quoted(value)};"
+        for name, value in changes.items()
+    )
+
+
+def _fish_quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
 def shell_lines(changes: Changes) -> str:
     """Lines for ``eval`` in any POSIX shell."""
     return "\n".join(

@@ -43,6 +43,8 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
 # Tests may run in a container with a PID namespace of its own: nodes and programs are in the same one then.
 os.environ.setdefault("VGPU_ALLOW_PID_NAMESPACE", "1")
+# Where a test expects that no node answers, none starts.
+os.environ["VGPU_ON_DEMAND"] = "off"
 
 
 def default_dispositions() -> None:

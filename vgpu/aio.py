@@ -148,8 +148,8 @@ class _Interruptible(Node):
         self._link: Link | None = None
         self._is_over = False
 
-    def open_link(self) -> Link:
-        link = super().open_link()
+    def open_link(self, *, for_new: bool = False) -> Link:
+        link = super().open_link(for_new=for_new)
         with self._lock:
             self._link = link
             if not self._is_over:

@@ -14,11 +14,12 @@ import pytest
 from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
 from vgpu.ctl.exit_codes import FOR_ERROR, Exit
 from vgpu.ctl.main import run
-from vgpu.ctl.node import did_not_start
 from vgpu.ctl.tables import used_of
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.starting import did_not_start
 from vgpu.protocol.messages import Create, Remove, Set, SetGpu
 from vgpu.share import MEANING
+from vgpu.spec import VgpuSpec
 from vgpu.units import GIB, MIB
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +187,21 @@ def test_a_mistyped_command_names_the_right_one(capsys: pytest.CaptureFixture[st
     assert "create" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("line", "asked"), [("delete x", "remove"), ("list", "list"), ("describe x", "inspect")])
+def test_the_words_of_other_programs_are_commands(
+    full_node: FakeNode, capsys: pytest.CaptureFixture[str], line: str, asked: str
+) -> None:
+    full_node.answers["remove"] = lambda _: dump(vgpu_reading())
+    assert run(line.split()) == 0
+    assert [request.op for request in full_node.asked] == [asked]
+
+
+@pytest.mark.parametrize(("word", "meant"), [("kill", "vgpuctl rm -f"), ("new", "vgpuctl create")])
+def test_a_word_with_two_meanings_names_the_command(capsys: pytest.CaptureFixture[str], word: str, meant: str) -> None:
+    assert run([word, "x"]) == Exit.USAGE
+    assert f"Did you mean {meant}?" in capsys.readouterr().err
+
+
 # --- lists ----------------------------------------------------------------------------------------------------------
 
 
@@ -224,6 +240,64 @@ def test_piped_tables_have_one_whole_row_each(full_node: FakeNode, capsys: pytes
 def test_quiet_prints_ids_alone(full_node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ls", "-q"]) == 0
     assert capsys.readouterr().out.split() == ["vgpu-0a1b2c3d", "vgpu-99887766", "vgpu-11111111"]
+
+
+@pytest.mark.parametrize(
+    ("line", "ids"),
+    [
+        ("--filter gpu=0 --filter name=trainer", ["0a1b2c3d"]),
+        ("--filter name=t*", ["0a1b2c3d"]),
+        ("--filter state=at?limit", ["11111111"]),
+        ("--filter owner=nobody-here", []),
+        ("--sort id", ["0a1b2c3d", "11111111", "99887766"]),
+        ("--sort share --filter mode=temporal", ["0a1b2c3d", "11111111", "99887766"]),
+    ],
+)
+def test_ls_filters_and_sorts(
+    full_node: FakeNode, capsys: pytest.CaptureFixture[str], line: str, ids: list[str]
+) -> None:
+    assert run(["ls", "-q", *line.split()]) == 0
+    assert capsys.readouterr().out.split() == [f"vgpu-{one}" for one in ids]
+
+
+@pytest.mark.parametrize("line", ["--filter idle", "--filter colour=red", "--sort colour"])
+def test_ls_names_the_keys_that_it_knows(full_node: FakeNode, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    assert run(["ls", *line.split()]) == Exit.USAGE
+    assert "  → " in capsys.readouterr().err
+
+
+def test_the_forms_of_ls(full_node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["ls", "-o", "name"]) == 0
+    assert capsys.readouterr().out.split() == ["trainer", "a" * 60, "vgpu-11111111"]
+    assert run(["ls", "-o", "wide"]) == 0
+    assert "a" * 60 in capsys.readouterr().out
+    assert run(["ls", "-o", "yaml"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert (first, second) == ('- vgpu_id: "vgpu-0a1b2c3d"', '  name: "trainer"')
+
+
+def test_ls_shows_the_owners_name(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    node.answers["list"] = lambda _: {"vgpus": [dump(vgpu_reading(owner_uid=uid)) for uid in (0, 4_000_000_000)]}
+    assert run(["ls"]) == 0
+    header, *rows = capsys.readouterr().out.splitlines()
+    at = header.index("OWNER")
+    assert [row[at:].split()[0] for row in rows] == ["root", "4000000000"]
+
+
+def test_ps_shows_arguments_shortened_and_printable(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    with subprocess.Popen(["sh", "-c", "read x", "\x1b[2J", "0" * 300], stdin=subprocess.PIPE) as program:
+        node.answers["list"] = lambda _: {"vgpus": []}
+        node.answers["processes"] = lambda _: {
+            "processes": [process_reading(pid=program.pid, command=command) for command in ("sh", "another")]
+        }
+        try:
+            assert run(["ps"]) == 0
+        finally:
+            program.kill()
+    _, first, second = capsys.readouterr().out.splitlines()
+    assert "sh -c read x ?[2J 000" in first
+    assert first.endswith("0…")
+    assert second.endswith("another")
 
 
 @pytest.mark.parametrize("command", ["ls", "ps", "gpu ls", "inspect trainer"])
@@ -291,6 +365,42 @@ def test_set_sends_only_what_was_given(node: FakeNode, capsys: pytest.CaptureFix
     assert run(["set", "trainer"]) == Exit.USAGE
 
 
+@pytest.mark.parametrize(
+    ("options", "changes"),
+    [
+        ("--sm +10 --mem -512M", {"sm_percent": 40.0, "memory_bytes": (8 << 30) - (512 << 20)}),
+        ("--sm -5%", {"sm_percent": 25.0}),
+    ],
+)
+def test_set_by_so_much(node: FakeNode, options: str, changes: dict[str, Any]) -> None:
+    vgpu = dump(vgpu_reading(spec=VgpuSpec(sm_percent=30, memory_bytes=8 << 30)))
+    node.answers["inspect"] = lambda _: {"vgpu": vgpu, "gpu": dump(gpu_reading()), "processes": [], "notes": []}
+    node.answers["set"] = lambda _: vgpu
+    assert run(["set", "x", *options.split()]) == 0
+    assert node.asked[-1].changes.model_dump(exclude_none=True) == changes
+    assert run(["set", "x", "--sm", "-30"]) == Exit.USAGE
+    assert run(["set", "x", "--mem", "+much"]) == Exit.USAGE
+
+
+def test_prune_removes_own_vgpus_without_programs(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    idle = {"state": "idle", "processes": 0}
+    vgpus = [
+        vgpu_reading(**idle),
+        vgpu_reading(vgpu_id="vgpu-00000001"),
+        vgpu_reading(vgpu_id="vgpu-00000002", owner_uid=os.getuid() + 1, **idle),
+        vgpu_reading(vgpu_id="vgpu-00000003", lifetime="process", asker_pid=1, **idle),
+    ]
+    node.answers["list"] = lambda _: {"vgpus": [dump(vgpu) for vgpu in vgpus]}
+    node.answers["remove"] = lambda _: dump(vgpus[0])
+    with Path(os.devnull).open() as nothing, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", nothing)
+        assert run(["prune"]) == Exit.USAGE
+    assert "→ vgpuctl prune --yes" in capsys.readouterr().err
+    assert run(["prune", "--yes"]) == 0
+    assert capsys.readouterr().out == "vgpu-0a1b2c3d\n"
+    assert [(one.vgpu, one.force) for one in node.asked if one.op == "remove"] == [("vgpu-0a1b2c3d", False)]
+
+
 def test_gpu_set(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
     node.answers["set-gpu"] = lambda _: dump(gpu_reading())
     assert run(["gpu", "set", "0", "--mode", "temporal", "--period", "40ms"]) == 0
@@ -319,7 +429,7 @@ def test_a_group_alone_tells_what_it_holds(group: list[str], title: str, capsys:
 def test_bad_choices_are_refused_in_plain_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["ls", "-o", "xml"]) == Exit.USAGE
     said = capsys.readouterr().err
-    assert "'xml' is not one of 'table', 'json'" in said
+    assert "'xml' is not one of 'table', 'wide', 'name', 'yaml', 'json'" in said
     assert "Value error" not in said
 
 
@@ -420,6 +530,24 @@ def test_exec_runs_the_program_in_the_vgpu(full_node: FakeNode, tmp_path: Path) 
     assert full_node.asked[0].vgpu == "trainer"
 
 
+@pytest.mark.parametrize("dashes", [[], ["--"]])
+def test_the_program_begins_at_the_first_word_that_is_no_option(
+    full_node: FakeNode, tmp_path: Path, dashes: list[str]
+) -> None:
+    done = vgpuctl(tmp_path, "exec", "--allow-unhooked", "trainer", *dashes, "echo", "--help", "--", "-x")
+    assert (done.stdout, done.returncode) == ("--help -- -x\n", 0)
+    full_node.answers["create"] = full_node.answers["remove"] = lambda _: dump(vgpu_reading())
+    done = vgpuctl(tmp_path, "run", "--sm", "30", "--burst", "--mem=1G", *dashes, "echo", "--sm", "40", "--")
+    assert (done.stdout, done.returncode) == ("--sm 40 --\n", 0)
+
+
+def test_exec_of_a_program_alone_says_how_the_vgpu_in_vgpu_id_gets_it(node: FakeNode, tmp_path: Path) -> None:
+    node.answers["inspect"] = refuse(ErrorCode.NOT_FOUND, "there is no vGPU 'sh'", "see: vgpuctl ls")
+    done = vgpuctl(tmp_path, "exec", "sh", "true", VGPU_ID="vgpu-0a1b2c3d")
+    assert done.returncode == Exit.LAUNCH
+    assert "vgpuctl exec -- sh" in done.stderr
+
+
 def test_exec_takes_the_vgpu_from_the_environment(full_node: FakeNode, tmp_path: Path) -> None:
     assert vgpuctl(tmp_path, "exec", "--", "true", VGPU_ID="vgpu-0a1b2c3d").returncode == 0
     assert full_node.asked[0].vgpu == "vgpu-0a1b2c3d"
@@ -436,7 +564,15 @@ def test_exec_does_not_start_a_program_in_somebody_elses_vgpu(
 
 
 @pytest.mark.parametrize(
-    "arguments", [["exec", "x"], ["exec", "x", "ls"], ["exec", "x", "--"], ["run", "--sm", "30"], ["exec", "--", "ls"]]
+    "arguments",
+    [
+        ["exec", "x"],
+        ["exec", "x", "--allow-unhooked"],
+        ["exec", "x", "--"],
+        ["run", "--sm", "30"],
+        ["run", "--sm", "--", "ls"],
+        ["exec", "--", "ls"],
+    ],
 )
 def test_a_launch_that_cannot_begin_is_125(node: FakeNode, tmp_path: Path, arguments: list[str]) -> None:
     done = vgpuctl(tmp_path, *arguments)

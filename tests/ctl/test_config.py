@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from vgpu.config import Config, Problem, find, known_keys, line_of, load, parse
 from vgpu.ctl.main import run
-from vgpu.ctl.node import configured_command
 from vgpu.data_files import shipped
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.starting import configured_command
 
 WHOLE = """
 [serve]

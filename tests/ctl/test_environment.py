@@ -12,11 +12,16 @@ from hypothesis import strategies as st
 from client_hook.environment import (
     HOOK_NAME,
     Attachment,
+    Changes,
     Simulation,
+    activation,
+    deactivation,
+    fish_lines,
     hook_to_preload,
     is_hook,
     joined_preload,
     shell_lines,
+    simulation_libraries,
 )
 from client_hook.errors import HookError
 
@@ -100,3 +105,23 @@ def test_a_shell_reads_back_what_was_written(value: str) -> None:
     script = f'X=old; {shell_lines({"VALUE": value, "X": None})}\nprintf \'%s|%s\' "$VALUE" "${{X-unset}}"'
     told = subprocess.run(["/bin/sh", "-c", script], capture_output=True, check=True)
     assert told.stdout.decode() == f"{value}|unset"
+
+
+@pytest.mark.parametrize("runtime", [{}, {"VGPU_RUNTIME_DIR": "/run/mine"}])
+def test_deactivation_leaves_the_environment_of_before(runtime: dict[str, str]) -> None:
+    before = {"PATH": "/bin", "LD_PRELOAD": "libasan.so", "LD_LIBRARY_PATH": "/opt/lib"} | runtime
+    simulation = Simulation(Path("/run/vgpu/sim"), simulation_libraries())
+    attachment = Attachment(("vgpu-0a1b2c3d",), Path("/run/mine"), Path("/opt/libvgpu_hook.so"), simulation)
+    inside = applied(before, activation(attachment, before))
+    again = applied(inside, activation(attachment, inside))
+    assert again["VGPU_ID"] == "vgpu-0a1b2c3d"
+    assert applied(again, deactivation(again)) == before
+
+
+def applied(environment: dict[str, str], changes: Changes) -> dict[str, str]:
+    return {name: value for name, value in (environment | changes).items() if value is not None}
+
+
+def test_lines_for_fish() -> None:
+    lines = fish_lines({"A": "it's \\ here", "B": None})
+    assert lines == "set -gx A 'it\\'s \\\\ here';\nset -e B;"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import typer.main
 
-from vgpu.ctl.help_sections import OTHER, SECTIONS, sections
+from vgpu.ctl.help_sections import MEANT, OTHER, SECTIONS, SYNONYMS, sections
 from vgpu.ctl.main import app, run
 
 
@@ -28,3 +28,9 @@ def test_nothing_stands_in_two_sections() -> None:
 
 def test_what_nobody_placed_is_shown_all_the_same() -> None:
     assert list(sections(["new", "ls"])) == [("vGPUs", ["ls"]), (OTHER, ["new"])]
+
+
+def test_synonyms_lead_to_commands_and_hide_none() -> None:
+    commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
+    assert {meant.split()[0] for meant in (SYNONYMS | MEANT).values()} <= commands
+    assert not (SYNONYMS.keys() | MEANT.keys()) & commands

@@ -11,9 +11,9 @@ import pytest
 from tests.integration.node import SimulatedNode
 from tests.integration.process import attach_request, knock
 from vgpu.config import Config, parse
-from vgpu.ctl.node import configured_command
 from vgpu.errors import VgpuError
 from vgpu.limits import DEFAULT_LIMITS, Limits
+from vgpu.node.starting import configured_command
 
 ROOT = Path(__file__).parents[2]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any, Final
 
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.blocking import BlockingLink
 from vgpu.protocol.versions import PROTOCOL_VERSION, REQUEST_IDS_SINCE
 
@@ -16,6 +18,19 @@ Reading = dict[str, Any]
 def open_link(path: Path | None = None, *, timeout_s: float = ANSWER_S) -> Link:
     """A link to the node at ``path``, by default the environment's. ``VgpuError`` (unreachable): no node answers."""
     return Link(path, timeout_s=timeout_s)
+
+
+def open_link_for_vgpu(path: Path | None = None) -> Link:
+    """As ``open_link``, to make a vGPU. Where the environment's node does not answer, one starts if it may; a line on
+    stderr names it."""
+    try:
+        return open_link(path)
+    except VgpuError as error:
+        if path is not None or error.code is not ErrorCode.UNREACHABLE:
+            raise
+    from vgpu.node import ondemand  # it loads pydantic, which only this case needs
+
+    return ondemand.link(open_link, lambda text: print(text, file=sys.stderr))
 
 
 class Link(BlockingLink):

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 from uuid import uuid4
 
 from vgpu.api.handle import Vgpu, discard
-from vgpu.api.link import Link, open_link
+from vgpu.api.link import Link, open_link, open_link_for_vgpu
 from vgpu.api.options import Options, Percent, Size, fields_of
 from vgpu.api.owner import uid_of
 
@@ -20,8 +20,9 @@ class Node:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = None if path is None else Path(path)
 
-    def open_link(self) -> Link:
-        return open_link(self.path)
+    def open_link(self, *, for_new: bool = False) -> Link:
+        """``for_new``: to make a vGPU, so a node may start by itself."""
+        return open_link_for_vgpu(self.path) if for_new else open_link(self.path)
 
     def create(
         self,
@@ -35,7 +36,8 @@ class Node:
         keep: bool = False,
         **options: Unpack[Options],
     ) -> Vgpu:
-        """A new vGPU, already admitting programs. If this call is interrupted, no vGPU stays.
+        """A new vGPU, already admitting programs. If this call is interrupted, no vGPU stays. Where no node
+        answers, one may start by itself, and ends after its last vGPU.
 
         ``sm``: percent of the GPU's compute. ``mem``: bytes or a text such as ``8G``; by default the same part as
         ``sm``. ``gpu``: "auto", an index or a UUID. ``owner``: as root, the user (name or uid) whose vGPU it will be.
@@ -53,7 +55,7 @@ class Node:
         }
         if owner is not None:
             request["owner_uid"] = uid_of(owner)
-        with self.open_link() as link:
+        with self.open_link(for_new=True) as link:
             vgpu = Vgpu(link.change("create", **request), self.open_link, removed_at_exit=not keep)
             try:
                 link.change("confirm", request_id=request["request_id"])

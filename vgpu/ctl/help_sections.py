@@ -1,4 +1,4 @@
-"""The order of commands in ``vgpuctl --help``: by what they are for."""
+"""The commands of ``vgpuctl`` as a person finds them: their order in ``--help``, and the words of other programs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,45 @@ from typing import Any, Final
 
 from typer.core import TyperGroup
 
+from vgpu.errors import ErrorCode, VgpuError
+
 SECTIONS: Final = {
-    "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm"),
-    "Programs in vGPUs": ("run", "exec", "ps", "hook", "jupyter"),
+    "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm", "prune"),
+    "Programs in vGPUs": ("run", "exec", "ps", "deactivate", "hook", "jupyter"),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "logs"),
     "The node": ("serve", "stop", "status", "gpu", "config", "systemd"),
     "This machine": ("doctor", "demo", "verify", "support", "version"),
 }
 OTHER: Final = "Other commands"
+SYNONYMS: Final = {
+    "delete": "rm",
+    "describe": "inspect",
+    "list": "ls",
+    "remove": "rm",
+    "show": "inspect",
+    "update": "set",
+}
+"""Words of other programs, each of which is one of our commands. Help and completion do not list them."""
+MEANT: Final = {
+    "add": "create",
+    "attach": "exec",
+    "down": "stop",
+    "edit": "set",
+    "info": "inspect",
+    "kill": "rm -f",
+    "make": "create",
+    "monitor": "top",
+    "move": "migrate",
+    "new": "create",
+    "pause": "suspend",
+    "resize": "set",
+    "start": "serve",
+    "stats": "top",
+    "unpause": "resume",
+    "up": "serve",
+    "watch": "ls -w",
+}
+"""Words that may mean something else than what we would do: an error names the command."""
 
 
 def sections(names: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -28,7 +59,16 @@ def sections(names: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 
 class Overview(TyperGroup):
-    """The top of ``vgpuctl``: its help lists commands by section."""
+    """The top of ``vgpuctl``: its help lists commands by section, and it understands the words of other programs."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        word, *rest = args
+        if word in MEANT and self.get_command(ctx, word) is None:
+            meant = f"vgpuctl {MEANT[word]}"
+            raise VgpuError(
+                ErrorCode.INVALID, f"there is no command {word!r}. Did you mean {meant}?", f"{meant} --help"
+            )
+        return super().resolve_command(ctx, [SYNONYMS.get(word, word), *rest])
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         known = {name: command for name in self.list_commands(ctx) if (command := self.get_command(ctx, name))}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -12,22 +11,14 @@ import typer
 
 from client_hook import interpreter
 from vgpu.ctl import gpus, options, progress
-from vgpu.ctl.exit_codes import Exit, say
+from vgpu.ctl.exit_codes import say
 from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
-    import subprocess
-    from collections.abc import Iterable, Mapping
-
-    from vgpu.config import Config
     from vgpu.node.link import ControlLink
     from vgpu.protocol.messages import NodeStatus
 
-START_UP_S: Final = 30.0
-"""The creation of a context on a cold driver takes seconds. A node that has not answered by then never will."""
-SECOND_TRY_S: Final = 3.0
-"""A GPU Server that failed may serve when it is started again."""
 STOP_S: Final = 15.0
 
 
@@ -38,59 +29,6 @@ def software_version() -> str:
         return version("st-vgpu")
     except PackageNotFoundError:
         return "unknown"
-
-
-def node_command(
-    simulate: int,
-    mode: str,
-    gpus: Iterable[int] = (),
-    host_memory_bytes: int | None = None,
-    *,
-    period_ns: int | None = None,
-    window_ns: int | None = None,
-    others: Mapping[int, Mapping[str, str | int | None]] | None = None,
-    limits: str = "{}",
-    take: bool = False,
-    unmanaged: str = "report",
-) -> list[str]:
-    """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: only these indices;
-    ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
-    another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
-    command = interpreter.command("vgpu.node", "--mode", mode)
-    command += [] if unmanaged == "report" else ["--unmanaged", unmanaged]
-    values = {"--host-memory": host_memory_bytes, "--period": period_ns, "--window": window_ns}
-    for option, value in ({"--simulate": simulate or None} | values).items():
-        command += [] if value is None else [option, str(value)]
-    command += ["--take"] if take else []
-    for index in gpus:
-        command += ["--gpu", str(index)]
-    command += ["--limits", limits] if limits != "{}" else []
-    return command + (["--others", json.dumps(others)] if others else [])
-
-
-def configured_command(config: Config, *, take: bool = False) -> list[str]:
-    """The argv of a supervisor as ``config`` has it."""
-    serve = config.serve
-    others = {
-        index: {
-            "mode": gpu.mode or serve.mode,
-            "period_ns": gpu.period_ns or serve.period_ns,
-            "window_ns": gpu.window_ns or serve.window_ns,
-        }
-        for index, gpu in config.gpu.items()
-    }
-    return node_command(
-        serve.simulate,
-        serve.mode,
-        serve.gpus or (),
-        serve.host_memory_bytes,
-        period_ns=serve.period_ns,
-        window_ns=serve.window_ns,
-        others=others,
-        limits=config.limits.as_option(),
-        take=take,
-        unmanaged=serve.unmanaged,
-    )
 
 
 def serve(
@@ -123,6 +61,7 @@ def serve(
     What the command line leaves open stands in the configuration file, if there is one: vgpuctl config.
     """
     from vgpu.config import load
+    from vgpu.node.starting import configured_command
 
     loaded = load()
     for problem in loaded.retired() if loaded.path else ():
@@ -140,76 +79,19 @@ def serve(
     if not detach:
         sys.stdout.flush()
         os.execve(command[0], command, interpreter.environment(os.environ))
-    import subprocess
+    from vgpu.node import starting
+    from vgpu.paths import NodePaths
 
-    from vgpu.paths import NodePaths, unusable
-
-    log = NodePaths.from_environment().node_log
-    try:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        file = log.open("ab")
-    except OSError as error:
-        raise unusable(log, error, "VGPU_STATE_DIR") from error
-    with file as output:
-        process = subprocess.Popen(
-            command,
-            env=interpreter.environment(os.environ),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            start_new_session=True,
-        )
+    paths = NodePaths.from_environment()
+    process, log = starting.start(command, paths), paths.node_log
     with progress.waiting("the node starts"):
-        status = wait_until_serving(process, log)
-    if _all_failed(status):
+        status = starting.wait_until_serving(process, log)
+    if starting.all_failed(status):
         why = "; ".join(f"GPU {gpu.index}: {gpu.reason}" for gpu in status.gpus)
         hint = "once that is put right it serves them by itself; else: vgpuctl stop"
         raise VgpuError(ErrorCode.UNAVAILABLE, f"node {process.pid} runs, and serves no GPU: {why}", hint)
     print(f"node {process.pid} serves {gpus_of(status)}; log: {log}")
     gpus.say_unserved(status.gpus)
-
-
-def wait_until_serving(process: subprocess.Popen[bytes], log: Path, control_socket: Path | None = None) -> NodeStatus:
-    """The status of the node that ``process`` has become, once it serves a GPU or has failed to for ``SECOND_TRY_S``.
-    ``VgpuError`` if it ends or is silent for ``START_UP_S``."""
-    import time
-
-    from vgpu.node.link import ControlLink
-
-    deadline, answered = time.monotonic() + START_UP_S, 0.0
-    while True:
-        if process.poll() is not None:
-            raise did_not_start(log, process.returncode)
-        try:
-            with ControlLink(control_socket) as node:
-                if node.welcome.pid == process.pid:
-                    status = node.status()
-                    answered = answered or time.monotonic()
-                    if not _all_failed(status) or time.monotonic() > answered + SECOND_TRY_S:
-                        return status
-        except VgpuError as error:
-            if error.code not in {ErrorCode.UNREACHABLE, ErrorCode.UNAVAILABLE}:
-                raise
-        if time.monotonic() > deadline:
-            process.terminate()
-            raise VgpuError(ErrorCode.TIMEOUT, f"the node did not answer within {START_UP_S:g} s", f"less {log}")
-        time.sleep(0.2 if answered else 0.02)
-
-
-def _all_failed(status: NodeStatus) -> bool:
-    return all(gpu.state == "failed" for gpu in status.gpus)
-
-
-def did_not_start(log: Path, exit_code: int = Exit.FAILURE) -> VgpuError:
-    """The error of a node that ended with ``exit_code`` before it answered: its last line in ``log``, and its hint if
-    it had one. ``Exit.REFUSED``: another node runs, and ``vgpuctl`` exits as it does without ``--detach``."""
-    # Python draws a frame of these around a group of exceptions.
-    lines = [line.strip(" +-|") for line in log.read_text(errors="replace").splitlines()]
-    said = [line for line in lines if line] or ["it said nothing"]
-    hint = said.pop().removeprefix("→ ") if said[-1].startswith("→ ") else f"vgpuctl doctor, or less {log}"
-    reason = said[-1]
-    code = ErrorCode.EXISTS if exit_code == Exit.REFUSED else ErrorCode.UNAVAILABLE
-    return VgpuError(code, f"the node did not start: {reason.removeprefix('vgpuctl: ')}", hint)
 
 
 def stop() -> None:

@@ -29,10 +29,24 @@ class Output(StrEnum):
     JSON = "json"
 
 
+class Listed(StrEnum):
+    TABLE = "table"
+    WIDE = "wide"
+    NAME = "name"
+    YAML = "yaml"
+    JSON = "json"
+
+
 class Created(StrEnum):
     ID = "id"
     ENV = "env"
+    FISH = "fish"
     JSON = "json"
+
+
+class Shell(StrEnum):
+    SH = "sh"
+    FISH = "fish"
 
 
 class Mode(StrEnum):

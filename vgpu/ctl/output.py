@@ -80,9 +80,9 @@ def _padded(cell: Cell, width: int, right: bool) -> Cell:
     return Cell(text.rjust(width) if right else text.ljust(width), cell.style)
 
 
-def print_table(columns: Sequence[Column], rows: Iterable[Row]) -> None:
-    """The table on stdout: cut to a terminal's width, whole and without styles anywhere else."""
-    if not sys.stdout.isatty():
+def print_table(columns: Sequence[Column], rows: Iterable[Row], *, whole: bool = False) -> None:
+    """The table on stdout: cut to a terminal's width; whole and without styles anywhere else, and with ``whole``."""
+    if whole or not sys.stdout.isatty():
         for line in laid_out(columns, rows, None):
             print(GAP.join(cell.text for cell in line).rstrip())
         return
@@ -174,6 +174,17 @@ def print_json(value: BaseModel | Iterable[BaseModel] | dict[str, Any]) -> None:
     else:
         plain = [model.model_dump(mode="json") for model in value]
     print_json_text(json.dumps(plain, indent=2, ensure_ascii=False))
+
+
+def print_yaml(models: Iterable[BaseModel]) -> None:
+    """Models as a sequence of mappings. Each field is JSON, which YAML includes."""
+    import json
+
+    items = []
+    for model in models:
+        fields = model.model_dump(mode="json").items()
+        items.append("\n  ".join(f"{name}: {json.dumps(value, ensure_ascii=False)}" for name, value in fields))
+    print_json_text("\n".join(f"- {item}" for item in items) or "[]")
 
 
 def print_json_text(text: str) -> None:

@@ -12,7 +12,8 @@ from typer.core import TyperCommand
 
 from vgpu.ctl import completion, options, progress
 from vgpu.ctl.exit_codes import report, say
-from vgpu.ctl.options import Wanted
+from vgpu.ctl.options import Shell, Wanted
+from vgpu.ctl.vgpus import node_for_vgpu
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.share import MEANING
 
@@ -26,28 +27,41 @@ _COMMAND: Final = "vgpu.ctl.command"
 
 
 class LaunchingCommand(TyperCommand):
-    """A command line that is not parsed after ``--``, because that part belongs to another program."""
+    """A command line that is not parsed from another program's name on. That is the first word after the options and
+    arguments of this command, or after ``--``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        end = args.index("--") if "--" in args else len(args)
-        own, command = args[:end], args[end + 1 :]
+        own, command = self._divided(args)
         if not command and not ctx.resilient_parsing and not {"-h", "--help"} & set(own):
             raise VgpuError(
-                ErrorCode.INVALID,
-                "which program? It is missing after --",
-                f"vgpuctl {ctx.info_name} ... -- python train.py",
+                ErrorCode.INVALID, "which program? It is missing", f"vgpuctl {ctx.info_name} ... python train.py"
             )
         if command and not command[0]:
             raise VgpuError(
                 ErrorCode.INVALID,
-                "the program's name after -- is empty",
+                "the program's name is empty",
                 "if a variable stands there: it is not set in this shell",
             )
         ctx.meta[_COMMAND] = command
         return super().parse_args(ctx, own)
 
+    def _divided(self, args: list[str]) -> tuple[list[str], list[str]]:
+        """The words for this command, and those of the program."""
+        options = [one for one in self.params if one.param_type_name == "option"]
+        valued = {name for one in options if not getattr(one, "is_flag", False) for name in one.opts}
+        arguments = len(self.params) - len(options)
+        at = 0
+        while at < len(args) and args[at] != "--":
+            if args[at].startswith("-"):
+                at += 2 if args[at] in valued and args[at + 1 : at + 2] != ["--"] else 1
+            elif arguments:
+                arguments, at = arguments - 1, at + 1
+            else:
+                return args[:at], args[at:]
+        return args[:at], args[at + 1 :]
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        return [*super().collect_usage_pieces(ctx), "-- COMMAND [ARGUMENT]..."]
+        return [*super().collect_usage_pieces(ctx), "[--] COMMAND [ARGUMENT]..."]
 
 
 AllowUnhooked = Annotated[
@@ -74,12 +88,18 @@ def exec_(
 
     if not vgpu:
         raise VgpuError(
-            ErrorCode.INVALID, "no vGPU named and VGPU_ID is not set", "vgpuctl exec VGPU -- COMMAND, or vgpuctl ls"
+            ErrorCode.INVALID, "no vGPU named and VGPU_ID is not set", "vgpuctl exec VGPU COMMAND, or vgpuctl ls"
         )
     if not allow_unhooked:
         _check_preloadable(ctx)
-    with ControlLink() as node:
-        vgpus = [node.inspect(one.strip()).vgpu for one in vgpu.split(",")]
+    try:
+        with ControlLink() as node:
+            vgpus = [node.inspect(one.strip()).vgpu for one in vgpu.split(",")]
+    except VgpuError as error:
+        if error.code is ErrorCode.NOT_FOUND and os.environ.get("VGPU_ID") not in {None, "", vgpu}:
+            hint = f"if it is a program for the vGPU in VGPU_ID: vgpuctl exec -- {vgpu} ..."
+            raise VgpuError(error.code, error.message, hint) from error
+        raise
     for one in vgpus:
         _check_owner(one)
     replace_process(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], vgpus))
@@ -109,12 +129,12 @@ def run(wanted: Wanted, ctx: typer.Context, allow_unhooked: AllowUnhooked = Fals
     However run ends, the vGPU goes, as soon as no process is attached to it.
     """
     from client_hook.launcher import Supervision
-    from vgpu.node.link import PATIENT_S, ControlLink
 
     if not allow_unhooked:
         _check_preloadable(ctx)
+    asking = node_for_vgpu()  # before signals are held: a node that it starts would inherit that
     with Supervision() as supervision:
-        with ControlLink(timeout_s=PATIENT_S) as node, progress.waiting("making a vGPU"):
+        with asking as node, progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu, lifetime="process")
         try:
             return supervision.run(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], [vgpu]))
@@ -161,6 +181,15 @@ def attachment(vgpus: Sequence[VgpuStatus]) -> Attachment:
     )
 
 
+def deactivate(shell: Annotated[Shell, typer.Option(help="Which shell reads the lines.")] = Shell.SH) -> None:
+    """Print lines for eval that undo create -o env."""
+    from client_hook.environment import deactivation, fish_lines, shell_lines
+
+    if changes := deactivation(os.environ):
+        print((fish_lines if shell is Shell.FISH else shell_lines)(changes))
+
+
 def register(app: typer.Typer) -> None:
     app.command("exec", cls=LaunchingCommand)(exec_)
+    app.command("deactivate")(deactivate)
     app.command("run", cls=LaunchingCommand, epilog=options.explained(MEANING))(run)

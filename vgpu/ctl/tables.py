@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import TYPE_CHECKING, Final
 
+from vgpu.ctl.commandlines import with_arguments
 from vgpu.ctl.output import Cell, Column, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, three_digits
 
@@ -19,6 +21,7 @@ VGPUS: Final = (
     Column("SHARE", right=True),
     Column("USED", right=True),
     Column("MEMORY", right=True),
+    Column("OWNER", extra=True),
     Column("PROCS", right=True, extra=True),
     Column("TOKENS/S", right=True, extra=True),
     Column("NEEDS", right=True, extra=True),
@@ -63,6 +66,7 @@ _STYLES: Final = {
     "running": "green",
     "serving": "green",
     "waiting": "yellow",
+    "at limit": "yellow",
     "starting": "yellow",
     "restarting": "yellow",
     "removing": "dim",
@@ -93,10 +97,11 @@ def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:
         vgpu.vgpu_id,
         vgpu.name or "",
         gpu_label(vgpu.gpu_index, vgpu.simulated),
-        Cell("at limit", "yellow") if vgpu.throttled else state(vgpu.state),
+        state(shown_state(vgpu)),
         promised(vgpu),
         percent(vgpu.busy_ratio),
         used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes),
+        user_name(vgpu.owner_uid),
         str(vgpu.processes),
         vgpu_token_rate(vgpu),
         needs(vgpu.demand_ratio),
@@ -124,7 +129,7 @@ def process_row(process: ProcessReading, vgpu_state: str) -> Row:
         format_duration(rounded_ns(process.gate_wait_ns)),
         format_duration(rounded_ns(process.longest_kernel_ns)),
         str(process.memory_refusals),
-        process.command,
+        with_arguments(process.pid, process.command),
     )
 
 
@@ -165,6 +170,21 @@ def gpu_row(gpu: GpuStatus) -> Row:
 
 def gpu_label(index: int, simulated: bool) -> str:
     return f"{index} (sim)" if simulated else str(index)
+
+
+def shown_state(vgpu: VgpuStatus) -> str:
+    return "at limit" if vgpu.throttled else vgpu.state
+
+
+@cache
+def user_name(uid: int) -> str:
+    """The user's name, or the uid where it has none on this machine."""
+    import pwd
+
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
 
 
 def doing(process: ProcessReading, vgpu_state: str) -> str:

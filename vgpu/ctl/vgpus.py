@@ -6,13 +6,13 @@ import os
 import sys
 from collections.abc import Callable
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from vgpu.ctl import completion, options, output, progress, tables
 from vgpu.ctl.exit_codes import report, say
-from vgpu.ctl.options import Created, Output, OutputOption, VgpuArgument, Wanted
+from vgpu.ctl.options import Created, Listed, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.output import Cell
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.share import MEANING
@@ -20,15 +20,20 @@ from vgpu.share import MEANING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vgpu.node.link import ControlLink
     from vgpu.protocol.messages import VgpuDetail, VgpuStatus
     from vgpu.spec import VgpuChanges
+
+
+IDLE: Final = frozenset({"idle", "suspended", "idle-suspended", "swapped", "failed"})
+"""States in which ``prune`` removes a vGPU without programs."""
 
 
 @options.describes_vgpu
 def create(
     wanted: Wanted,
     form: Annotated[
-        Created, typer.Option("-o", "--output", help="The id, lines for eval, or everything.")
+        Created, typer.Option("-o", "--output", help="The id, lines for eval (env; fish), or everything.")
     ] = Created.ID,
     owner: Annotated[
         str | None, typer.Option(metavar="USER", help="As root: the user whose vGPU it will be, by name or uid.")
@@ -36,11 +41,9 @@ def create(
 ) -> None:
     """Make a vGPU and print its VGPU_ID."""
     from vgpu.api.owner import uid_of
-    from vgpu.node.link import PATIENT_S, ControlLink
 
     owner_uid = None if owner is None else uid_of(owner)
-
-    with ControlLink(timeout_s=PATIENT_S) as node:
+    with node_for_vgpu() as node:
         with progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu, confirm=False, owner_uid=owner_uid)
         warn(vgpu)
@@ -48,14 +51,23 @@ def create(
         node.confirm(vgpu)
 
 
+def node_for_vgpu() -> ControlLink:
+    """A link for a new vGPU. Where no node answers, one may start by itself; a line on stderr names it."""
+    from vgpu.node import ondemand
+    from vgpu.node.link import PATIENT_S, ControlLink
+
+    return ondemand.link(lambda: ControlLink(timeout_s=PATIENT_S), say)
+
+
 def _print_made(vgpu: VgpuStatus, form: Created) -> None:
     if form is Created.JSON:
         output.print_json(vgpu)
-    elif form is Created.ENV:
-        from client_hook.environment import shell_lines
+    elif form in {Created.ENV, Created.FISH}:
+        from client_hook.environment import activation, fish_lines, shell_lines
         from vgpu.ctl.programs import attachment
 
-        print(shell_lines(attachment([vgpu]).changes(os.environ)))
+        lines = fish_lines if form is Created.FISH else shell_lines
+        print(lines(activation(attachment([vgpu]), os.environ)))
     else:
         print(vgpu.vgpu_id)
     sys.stdout.flush()
@@ -68,32 +80,45 @@ def warn(vgpu: VgpuStatus) -> None:
 
 
 def ls(
-    form: OutputOption = Output.TABLE,
+    form: Annotated[
+        Listed, typer.Option("-o", "--output", help="wide: all columns, uncut; name: names, or ids of those without.")
+    ] = Listed.TABLE,
     quiet: Annotated[bool, typer.Option("-q", "--quiet", help="Ids only.")] = False,
     watch: Annotated[bool, typer.Option("-w", "--watch", help="Keep the table current until Ctrl-C.")] = False,
+    filters: Annotated[
+        list[str] | None,
+        typer.Option("--filter", metavar="KEY=VALUE", help="Those alone, as in state=idle, name=a*; may be repeated."),
+    ] = None,
+    sort: Annotated[
+        str, typer.Option(metavar="KEY", help="By a column, as in memory: the largest first.", show_default=False)
+    ] = "",
 ) -> None:
     """List the vGPUs of this node."""
+    from vgpu.ctl.listing import chosen
     from vgpu.node.link import ControlLink
 
-    if watch and (quiet or form is Output.JSON):
+    if watch and (quiet or form is not Listed.TABLE):
         raise VgpuError(
-            ErrorCode.INVALID, "--watch shows a table; it goes with neither -q nor -o json", "vgpuctl ls -w"
+            ErrorCode.INVALID, "--watch shows a table; it goes with neither -q nor another -o", "vgpuctl ls -w"
         )
+    choose = chosen(filters or (), sort)
     with ControlLink() as node:
         if watch:
-            _watch(notice.snapshot.vgpus for notice in node.watch() if notice.snapshot is not None)
+            _watch(choose(notice.snapshot.vgpus) for notice in node.watch() if notice.snapshot is not None)
             return
-        vgpus = node.list()
-    if form is Output.JSON:
+        vgpus = choose(node.list())
+    if form is Listed.JSON:
         output.print_json(vgpus)
-    elif quiet:
+    elif form is Listed.YAML:
+        output.print_yaml(vgpus)
+    elif quiet or form is Listed.NAME:
         for vgpu in vgpus:
-            print(vgpu.vgpu_id)
+            print(vgpu.vgpu_id if quiet else vgpu.name or vgpu.vgpu_id)
     else:
-        output.print_table(tables.VGPUS, map(tables.vgpu_row, vgpus))
+        output.print_table(tables.VGPUS, map(tables.vgpu_row, vgpus), whole=form is Listed.WIDE)
 
 
-def _watch(states: Iterable[tuple[VgpuStatus, ...]]) -> None:
+def _watch(states: Iterable[list[VgpuStatus]]) -> None:
     from rich.live import Live
 
     with Live(console=output.console(), auto_refresh=False) as live:
@@ -245,6 +270,9 @@ def set_(
     """
     from vgpu.node.link import ControlLink
 
+    if any(size is not None and size.strip()[:1] in {"+", "-"} for size in (sm, mem)):
+        with ControlLink() as node:
+            sm, mem = _absolute(node.inspect(vgpu), sm, mem)
     changes = changes_of(
         sm=sm,
         mem=mem,
@@ -268,6 +296,32 @@ def set_(
         output.print_json(changed)
     else:
         output.print_table(tables.VGPUS, [tables.vgpu_row(changed)])
+
+
+def _absolute(detail: VgpuDetail, sm: str | None, mem: str | None) -> tuple[str | None, str | None]:
+    """``--sm`` and ``--mem`` of a vGPU, where a sign says by how much they change."""
+    from vgpu.units import parse_bytes, parse_percent
+
+    spec = detail.vgpu.spec
+
+    def changed(text: str | None, option: str, now: float, parse: Callable[[str], float]) -> str | None:
+        if text is None or text.strip()[:1] not in {"+", "-"}:
+            return text
+        try:
+            by = parse(text.strip()[1:])
+        except ValueError as error:
+            raise VgpuError(ErrorCode.INVALID, f"{option}: {error}", "vgpuctl set VGPU --sm +10 --mem -2G") from error
+        result = now + (by if text.strip()[0] == "+" else -by)
+        if result <= 0:
+            raise VgpuError(
+                ErrorCode.INVALID, f"{option} {text} would leave nothing", f"vgpuctl inspect {detail.vgpu.vgpu_id}"
+            )
+        return f"{result:g}" if option == "--sm" else str(int(result))
+
+    memory_bytes = spec.memory_on(detail.gpu.total_memory_bytes)
+    return changed(sm, "--sm", spec.compute_ratio * 100, parse_percent), changed(
+        mem, "--mem", memory_bytes, parse_bytes
+    )
 
 
 def changes_of(**given: object) -> VgpuChanges:
@@ -350,6 +404,29 @@ def rm(
     return worst
 
 
+def prune(
+    yes: Annotated[bool, typer.Option("-y", "--yes", help="Do not ask.")] = False,
+) -> int:
+    """Remove your vGPUs that have no program in them."""
+    from vgpu.node.link import ControlLink
+    from vgpu.units import counted
+
+    with ControlLink() as node:
+        mine = [vgpu for vgpu in node.list() if vgpu.owner_uid == os.getuid()]
+        empty = [vgpu for vgpu in mine if not vgpu.processes and vgpu.lifetime == "kept" and vgpu.state in IDLE]
+    if not empty:
+        say("each of your vGPUs has a program" if mine else "you have no vGPU")
+        return 0
+    if not yes:
+        if not (sys.stdin and sys.stdin.isatty()):
+            raise VgpuError(
+                ErrorCode.INVALID, f"prune would remove {counted(len(empty), 'vGPU')}", "vgpuctl prune --yes"
+            )
+        names = ", ".join(vgpu.name or vgpu.vgpu_id for vgpu in empty)
+        typer.confirm(f"Remove {counted(len(empty), 'vGPU')}: {names}?", abort=True, err=True)
+    return rm([vgpu.vgpu_id for vgpu in empty])
+
+
 def register(app: typer.Typer) -> None:
     commands: dict[str, Callable[..., object]] = {
         "create": create,
@@ -361,6 +438,7 @@ def register(app: typer.Typer) -> None:
         "resume": resume,
         "migrate": migrate,
         "rm": rm,
+        "prune": prune,
     }
     for name, command in commands.items():
         app.command(name, epilog=options.explained(MEANING) if name in ("create", "set") else None)(command)

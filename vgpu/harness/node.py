@@ -16,10 +16,10 @@ import trio
 
 from client_hook import interpreter
 from client_hook.namespaces import ALLOW
-from vgpu.ctl.node import START_UP_S, did_not_start, node_command
 from vgpu.ctl.options import Mode
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.link import ControlLink
+from vgpu.node.starting import START_UP_S, did_not_start, node_command
 from vgpu.paths import NodePaths
 
 _STOP_S: Final = 10.0

@@ -55,6 +55,7 @@ def main() -> None:
         help='GPUs that are shared in another way: {"0": {"mode": "spatial", "period_ns": 40000000}}',
     )
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
+    parser.add_argument("--on-demand", type=int, metavar="NS", help="end after this time without a vGPU")
     parser.add_argument("--take", action="store_true", help="end another user's servers of these GPUs")
     arguments = parser.parse_args()
     paths = NodePaths.from_environment()
@@ -73,6 +74,7 @@ def main() -> None:
             limits,
             arguments.unmanaged,
             take=arguments.take,
+            idle_ns=arguments.on_demand,
         )
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
@@ -97,9 +99,11 @@ def run(
     unmanaged: UnmanagedName = "report",
     *,
     take: bool = False,
+    idle_ns: int | None = None,
 ) -> None:
     """Serve until a signal stops it. ``others``: GPUs that are shared in another way; ``gpus``: only these indices;
-    ``host_memory_bytes``: None means half of the host's. ``VgpuError``: why it cannot serve."""
+    ``host_memory_bytes``: None means half of the host's; ``idle_ns``: end after so long without a vGPU. ``VgpuError``:
+    why it cannot serve."""
     os.umask(UMASK)
     check_namespace()
     prepare(paths)
@@ -120,7 +124,7 @@ def run(
             limits=limits,
             unmanaged=unmanaged,
         )
-        trio.run(Node(paths, servers, served, simulated=bool(simulate), limits=limits).run)
+        trio.run(Node(paths, servers, served, simulated=bool(simulate), limits=limits, idle_ns=idle_ns).run)
 
 
 def check_namespace() -> None:

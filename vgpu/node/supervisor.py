@@ -9,7 +9,7 @@ import os
 import signal
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -38,12 +38,14 @@ from vgpu.protocol.codec import MAX_REQUEST_BYTES, MAX_REQUEST_ITEMS
 from vgpu.protocol.messages import (
     REQUESTS,
     AnyRequest,
+    Confirm,
     Create,
     EventList,
     Events,
     Failure,
     Forward,
     Notice,
+    Remove,
     Watch,
 )
 from vgpu.protocol.peer import peer_of
@@ -61,7 +63,7 @@ OWNERS_S: Final = 60.0
 
 
 class Node:
-    """``run`` until SIGTERM or SIGINT; then the servers stop too."""
+    """``run`` until SIGTERM or SIGINT; then the servers stop too. ``idle_ns``: also after so long without a vGPU."""
 
     def __init__(
         self,
@@ -71,13 +73,18 @@ class Node:
         *,
         simulated: bool,
         limits: Limits = DEFAULT_LIMITS,
+        idle_ns: int | None = None,
     ) -> None:
         self._paths = paths
+        self._idle_s = None if idle_ns is None else idle_ns / 1e9
         self._servers = servers
         self._limits = limits
         self._closed: Pace[Source] = Pace(COMPLAINT_S)
         self._places = Places(limits, frozenset({0, os.geteuid()}))
         self._stopping = False
+        self._used_at = 0.0
+        self._asking: set[MessageStream] = set()
+        """Links that may still ask for a vGPU: all but those of watchers."""
         history = History(limits.events_kept, limits.peer_events_kept, limits.events_kept_per_user)
         self._events = EventLog(EventFile(paths.events), history, EventFile(paths.program_events))
         self._processes = {
@@ -113,7 +120,10 @@ class Node:
             if os.geteuid() == 0 and (closed := closed_to_others(self._paths.runtime)):
                 log.warning("other users cannot reach this node", closed=str(closed[0]), hint=f"chmod o+x {closed[0]}")
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
-            nursery.start_soon(partial(serve_links, listener, self._converse, _complain, most=self._limits.links))
+            async with trio.open_nursery() as serving:
+                if self._idle_s is not None:
+                    nursery.start_soon(self._end_when_idle, self._idle_s, nursery.cancel_scope, serving.cancel_scope)
+                serving.start_soon(partial(serve_links, listener, self._converse, _complain, most=self._limits.links))
 
     async def _end_on_signal(self, scope: trio.CancelScope) -> None:
         with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
@@ -123,6 +133,26 @@ class Node:
                 self._paths.control_socket.unlink(missing_ok=True)
                 await self._servers.stop(self._processes.values())
                 scope.cancel()
+
+    async def _end_when_idle(self, idle_s: float, scope: trio.CancelScope, serving: trio.CancelScope) -> None:
+        """End after ``idle_s`` without a vGPU. Every link closes before any server stops. So a client has its vGPU, or
+        it finds that its link ended before it asked."""
+        self._used_at = trio.current_time()
+        while True:
+            await trio.sleep(min(1.0, idle_s / 4))
+            looked_at = trio.current_time()
+            if (await self._survey.snapshot()).vgpus:
+                self._used_at = trio.current_time()
+            # No checkpoint from here until the links are closed.
+            if self._asking or self._stopping or looked_at < self._used_at + idle_s:
+                continue
+            self._stopping = True
+            self._paths.control_socket.unlink(missing_ok=True)
+            serving.cancel()
+            log.info("the node ends: it had no vGPU", seconds=idle_s)
+            await self._servers.stop(self._processes.values())
+            scope.cancel()
+            return
 
     async def _end_when_replaced(self, scope: trio.CancelScope) -> None:
         """End when the socket is gone. Reason: a node that no client reaches would otherwise go on to restart servers,
@@ -173,6 +203,17 @@ class Node:
 
     async def _converse_with(self, peer: Peer, link: MessageStream) -> None:
         client = Client(peer)
+
+        def notices(request: AnyRequest) -> AsyncGenerator[Notice, None] | None:
+            if isinstance(request, Watch):
+                self._asking.discard(link)
+            return self._control.notices(request, client)
+
+        async def sent(request: AnyRequest) -> None:
+            if isinstance(request, Create | Confirm | Remove):
+                self._used_at = trio.current_time()
+            await self._control.sent(request, client)
+
         kept = LAST_DESCRIPTORS if peer.uid in self._places.exempt else self._limits.descriptors_kept
         try:
             if is_kept(link.socket.fileno(), kept):
@@ -183,17 +224,18 @@ class Node:
             await link.send(failure.model_dump(mode="json"))
             return
         try:
+            self._asking.add(link)
             if await welcome(link, os.getpid()) is not None:
-                control = self._control
                 await serve(
                     link,
                     REQUESTS,
-                    partial(control.answer, client=client),
-                    partial(control.notices, client=client),
-                    partial(control.sent, client=client),
+                    partial(self._control.answer, client=client),
+                    notices,
+                    sent,
                     is_dropped=_is_creation,
                 )
         finally:
+            self._asking.discard(link)
             client.close()
             self._places.leave(place)
 

@@ -30,12 +30,13 @@ def client_socket() -> Path:
     listens. Else of the system's node, if there is one."""
     own = NodePaths.from_environment().control_socket
     system = paths.SYSTEM_RUNTIME / own.name
-    if os.environ.get("VGPU_RUNTIME_DIR") or own == system or _listens(own) or not system.exists():
+    if os.environ.get("VGPU_RUNTIME_DIR") or own == system or listens(own) or not system.exists():
         return own
     return system
 
 
-def _listens(path: Path) -> bool:
+def listens(path: Path) -> bool:
+    """Whether a process listens at ``path``."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
         link.setblocking(False)
         try:

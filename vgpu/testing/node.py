@@ -13,7 +13,7 @@ from typing import Final
 from client_hook import interpreter
 from client_hook.namespaces import ALLOW
 from vgpu.api.node import Node
-from vgpu.ctl.node import node_command, wait_until_serving
+from vgpu.node.starting import node_command, wait_until_serving
 from vgpu.paths import NodePaths
 
 _STOP_S: Final = 30.0
