@@ -12,12 +12,26 @@ _HOMES = {
     "aio": "vgpu.aio",
     "connect": "vgpu.api.toplevel:connect",
     "create": "vgpu.api.toplevel:create",
+    "current": "vgpu.api.toplevel:current",
     "list": "vgpu.api.toplevel:list_vgpus",
+    "load_ipython_extension": "vgpu.integrations.ipython:load_ipython_extension",
     "require": "vgpu.api.require:require",
     "testing": "vgpu.testing",
 }
 
-__all__ = ["ErrorCode", "Node", "Vgpu", "VgpuError", "VgpuSpec", "aio", "connect", "create", "list", "require"]
+__all__ = [
+    "ErrorCode",
+    "Node",
+    "Vgpu",
+    "VgpuError",
+    "VgpuSpec",
+    "aio",
+    "connect",
+    "create",
+    "current",
+    "list",
+    "require",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -5,9 +5,23 @@ from vgpu.api.node import Node as Node
 from vgpu.api.require import require as require
 from vgpu.api.toplevel import connect as connect
 from vgpu.api.toplevel import create as create
+from vgpu.api.toplevel import current as current
 from vgpu.api.toplevel import list_vgpus as list
 from vgpu.errors import ErrorCode as ErrorCode
 from vgpu.errors import VgpuError as VgpuError
+from vgpu.integrations.ipython import load_ipython_extension as load_ipython_extension
 from vgpu.spec import VgpuSpec as VgpuSpec
 
-__all__ = ["ErrorCode", "Node", "Vgpu", "VgpuError", "VgpuSpec", "aio", "connect", "create", "list", "require"]
+__all__ = [
+    "ErrorCode",
+    "Node",
+    "Vgpu",
+    "VgpuError",
+    "VgpuSpec",
+    "aio",
+    "connect",
+    "create",
+    "current",
+    "list",
+    "require",
+]

@@ -226,3 +226,37 @@ def test_a_program_without_the_hook_is_refused(node: SimulatedNode, tmp_path: Pa
 
 def test_the_repository_is_what_is_imported() -> None:
     assert Path(str(vgpu.__file__)).parent == ROOT / "vgpu"
+
+
+def test_a_program_finds_the_vgpu_that_it_is_in(node: SimulatedNode) -> None:
+    code = "import vgpu; v = vgpu.current(); print(v.id, v.stats().metrics()['vgpu/guarantee_ratio'])"
+    with vgpu.create(sm=5, mem="512M") as v:
+        done = v.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+        assert done.stdout.split() == [v.id, "0.05"]
+    assert vgpu.current() is None
+
+
+def test_the_metrics_for_a_logger_are_numbers_by_name(node: SimulatedNode) -> None:
+    with vgpu.create(sm=5, mem="512M") as v:
+        metrics = v.stats().metrics()
+        assert metrics["vgpu/memory_limit_bytes"] == 512 << 20
+        assert {type(value) for value in metrics.values()} == {float}
+        assert "vgpu/state" not in metrics
+
+
+def test_the_notebooks_magic_shows_changes_and_explains(
+    node: SimulatedNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from vgpu.integrations import ipython
+
+    assert "in no vGPU" in ipython.answer("")
+    with vgpu.create(sm=5, mem="512M", name="book") as v:
+        monkeypatch.setenv("VGPU_ID", v.id)
+        assert f"{v.id} (book) on GPU 0: idle" in ipython.answer("")
+        assert "9% promised" in ipython.answer("resize sm=9")
+        assert ipython.answer("grow") == ipython.USAGE
+        ipython._magic("resize speed=9")
+        ipython._magic("resize sm=900")
+    written = capsys.readouterr().out
+    assert "no option 'speed'" in written
+    assert "  → " in written or "vgpu: " in written

@@ -36,4 +36,4 @@ def test_block(node: SimulatedNode, tmp_path: Path, block: str) -> None:
 
 
 def test_there_are_blocks() -> None:
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 6

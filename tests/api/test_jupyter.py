@@ -42,6 +42,14 @@ def test_a_kernel_has_a_vgpu_until_its_end(
                 code, timeout=90, output_hook=lambda message: said.append(message["content"].get("text", ""))
             )
             assert made.id in "".join(said)
+            said.clear()
+            await client.execute_interactive(
+                "%load_ext vgpu\n%vgpu\n%vgpu resize sm=30",
+                timeout=90,
+                output_hook=lambda message: said.append(message["content"].get("text", "")),
+            )
+            assert "20% promised" in "".join(said)
+            assert "30% promised" in "".join(said)
             await kernel.restart_kernel(now=True)
             assert [one.id for one in await vgpu.aio.list()] == [made.id]
         finally:

@@ -96,6 +96,22 @@ def test_many_clients_at_once_get_one_node(place: Place) -> None:
     assert place.log.count("node serves") == 1
 
 
+def test_a_python_program_gets_a_node_too(place: Place) -> None:
+    code = "import os, vgpu\nwith vgpu.create(sm=30, mem='1G') as v: print(v.id, v.environ()['VGPU_ID'])"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=place.environment("600"),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=PATIENCE_S,
+    )
+    first, second = done.stdout.split()
+    assert first == second
+    assert STARTED in done.stderr
+
+
 def test_the_node_ends_after_its_last_vgpu_and_the_next_run_starts_another(place: Place) -> None:
     code, out, error = place.vgpuctl("run", "--sm", "30", "--mem", "1G", "sh", "-c", "echo $VGPU_ID", setting="1")
     assert (code, out[:5]) == (0, "vgpu-")

@@ -37,6 +37,11 @@ class Stats:
     warnings: tuple[str, ...]
     reading: dict[str, Any]
 
+    def metrics(self, prefix: str = "vgpu/") -> dict[str, float]:
+        """Its numbers by name, for a logger of training runs (W&B, TensorBoard, MLflow)."""
+        numbers = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {prefix + name: float(value) for name, value in numbers.items() if isinstance(value, int | float)}
+
     @classmethod
     def of(cls, reading: dict[str, Any]) -> Stats:
         own = {field.name: reading[field.name] for field in fields(cls) if field.name not in {"reading", "warnings"}}
