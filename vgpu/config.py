@@ -19,8 +19,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from vgpu.bounds import BoundedRequest
 from vgpu.errors import ErrorCode, VgpuError, in_plain_words
+from vgpu.http.listening import split_address
 from vgpu.limits import Limits
-from vgpu.listening import split_address
 from vgpu.retired import CONFIG_KEYS, instead, renewed
 from vgpu.spec import PeriodNs, WindowNs
 from vgpu.units import parse_bytes, parse_duration_ns

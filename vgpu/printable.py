@@ -1,7 +1,7 @@
 """Text from a tenant, made harmless for a terminal, a log and a page: one line, and nothing that moves a cursor.
 
 Pure. Text is cleaned where it enters (the messages of ``vgpu/protocol``), and again where it is displayed
-(``vgpu/ctl/output.py``, ``vgpu/ctl/exit_codes.py``): a node of another version may not have cleaned it.
+(``vgpu/ctl/present/output.py``, ``vgpu/ctl/exit_codes.py``): a node of another version may not have cleaned it.
 """
 
 from __future__ import annotations

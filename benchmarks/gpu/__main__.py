@@ -39,7 +39,7 @@ from benchmarks.gpu.parts import PARTS
 from benchmarks.gpu.parts.part import WAYS, Bench, Options, Part
 from benchmarks.gpu.records import REHEARSAL, Records, Run, Writer, counting, read
 from benchmarks.gpu.stage import Ground
-from vgpu.ctl import progress
+from vgpu.ctl.present import progress
 
 
 def percents(text: str, most: float = 100.0) -> tuple[float, ...]:

@@ -1,1 +1,1 @@
-"""Decisions without I/O, of hook, broker and dispatcher. Tests run them alone (``cython_ext.testing``)."""
+"""Decisions without I/O, of hook, broker and dispatcher. Tests run them alone."""

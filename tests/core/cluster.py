@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from gpuserver.core.scheduler.gangs import Gangs
 from gpuserver.core.scheduler.leases import Event, GangMemberStatus
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, App, Published, Run, Work
 from tests.core.timeline import Agenda

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 
 
 def plant(scheduler: SchedulerBase, *accounts: Account) -> None:

@@ -10,8 +10,8 @@ from gpuserver.core.scheduler.base import SchedulerBase
 from gpuserver.core.scheduler.interface import make_scheduler
 from gpuserver.core.scheduler.leases import Added, Drained, LeaseStarted, Runnable, Tick
 from gpuserver.core.scheduler.policy import Policy
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, owed, spans, withdrawn
 from vgpu.share import PPM, Mode, Share
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.leases import Allow
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.sharing import LENIENCE_PPM, Guard, Relief
+from gpuserver.core.scheduler.temporal.sharing import LENIENCE_PPM, Guard, Relief
 from tests.core.desk import MS
 from tests.core.sharers import LIGHT, NANOSECOND, accounts, held, sharer, sharing
 from vgpu.share import PPM

@@ -10,7 +10,7 @@ from gpuserver.core.scheduler.account import Account, virtual
 from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.leases import Drained, GangWindow, Lease, Measured
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, with_period
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk
 from tests.core.planted import plant
 from vgpu.share import PPM, Priority, Share

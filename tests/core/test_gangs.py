@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuserver.core.scheduler.account import Account
-from gpuserver.core.scheduler.eevdf import Eevdf
 from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.gangs import GangName, Gangs
 from gpuserver.core.scheduler.leases import (
@@ -27,7 +26,8 @@ from gpuserver.core.scheduler.leases import (
     VgpuIndex,
 )
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.eevdf import Eevdf
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core import oracle
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.active_lease import ActiveLease
-from gpuserver.core.scheduler.eevdf import Decision, Eevdf
 from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.leases import GangCalled, GangWindow
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.temporal import TemporalScheduler
-from gpuserver.core.scheduler.turns import Turns
+from gpuserver.core.scheduler.temporal.eevdf import Decision, Eevdf
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
+from gpuserver.core.scheduler.temporal.turns import Turns
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY, Desk
 from tests.core.model import MS, US, S, Work

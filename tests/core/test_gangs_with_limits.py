@@ -16,7 +16,7 @@ from gpuserver.core.scheduler.leases import (
     Runnable,
 )
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.cluster import Cluster, Job
 from tests.core.desk import GRANTED_ONLY
 from tests.core.model import MS, US, S

@@ -11,8 +11,8 @@ from gpuserver.core.scheduler.accounts import InvariantError
 from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.base import SchedulerBase
 from gpuserver.core.scheduler.leases import GangWindow, Lease
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.planted import plant
 from vgpu.share import PPM, Priority, Share
 

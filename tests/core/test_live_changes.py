@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.desk import MS, Desk, spans, withdrawn
 from vgpu.share import PPM, Priority, Share
 

@@ -7,8 +7,8 @@ from itertools import pairwise
 import pytest
 
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy, with_period
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from vgpu.share import PPM, Share

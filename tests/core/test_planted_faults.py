@@ -15,26 +15,26 @@ import pytest
 
 from gpuserver.core.scheduler.account import Account, virtual
 from gpuserver.core.scheduler.active_lease import ActiveLease
-from gpuserver.core.scheduler.allowances import Allowances
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.card import Card
-from gpuserver.core.scheduler.eevdf import Decision
 from gpuserver.core.scheduler.events import Events
 from gpuserver.core.scheduler.kinds import LIGHT_PPM
 from gpuserver.core.scheduler.leases import Allow, Drained, Lease, Measured, VgpuIndex
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.publisher import Publisher
 from gpuserver.core.scheduler.quanta import TurnQuanta
-from gpuserver.core.scheduler.round_choice import RoundChoice
-from gpuserver.core.scheduler.round_time import RoundTime
-from gpuserver.core.scheduler.rounds import Rounds
 from gpuserver.core.scheduler.run_queue import RunQueue
-from gpuserver.core.scheduler.shared_leases import SharedLeases
-from gpuserver.core.scheduler.sharing import Guard, Relief
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
-from gpuserver.core.scheduler.turns import Turns
-from gpuserver.core.scheduler.virtual_time import FairTime
+from gpuserver.core.scheduler.spatial.card import Card
+from gpuserver.core.scheduler.spatial.round_choice import RoundChoice
+from gpuserver.core.scheduler.spatial.round_time import RoundTime
+from gpuserver.core.scheduler.spatial.rounds import Rounds
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.allowances import Allowances
+from gpuserver.core.scheduler.temporal.eevdf import Decision
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
+from gpuserver.core.scheduler.temporal.shared_leases import SharedLeases
+from gpuserver.core.scheduler.temporal.sharing import Guard, Relief
+from gpuserver.core.scheduler.temporal.turns import Turns
+from gpuserver.core.scheduler.temporal.virtual_time import FairTime
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from tests.core.planted import in_spatial, in_temporal

@@ -10,7 +10,7 @@ import pytest
 from gpuserver.core.scheduler.accounts import InvariantError
 from gpuserver.core.scheduler.leases import Allow, Command, Lease, Measured
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans, withdrawn
 from tests.core.sharers import HEAVY, LIGHT, exclusive, held, sharer, sharing
 from vgpu.share import PPM

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.leases import GangCalled, GangWindow
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.sharing import MOST_TOGETHER, sharers
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
+from gpuserver.core.scheduler.temporal.sharing import MOST_TOGETHER, sharers
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, spans, withdrawn
 from tests.core.model import S, Work

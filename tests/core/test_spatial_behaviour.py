@@ -11,7 +11,7 @@ import pytest
 from cython_ext.testing.bindings_logic import EARLY_NS
 from gpuserver.core.scheduler.leases import AccountState, Added, Lease
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.spatial import SpatialScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases, share, spans, withdrawn
 from tests.core.model import Run, S, Work

@@ -13,7 +13,7 @@ from gpuserver.core.scheduler.account import FRACTION_BITS, Account, real, virtu
 from gpuserver.core.scheduler.accounts import InvariantError
 from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.leases import Lease
-from gpuserver.core.scheduler.spatial import SpatialScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
 from tests.core.desk import GRANTED_ONLY, MS, share
 from tests.core.planted import plant
 from vgpu.share import PPM, Priority

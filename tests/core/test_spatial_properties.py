@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from gpuserver.core.scheduler.spatial import SpatialScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from tests.tiers import heavy

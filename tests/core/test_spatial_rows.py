@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpuserver.core.scheduler.leases import Publish
-from gpuserver.core.scheduler.spatial import SpatialScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
 from tests.core.model import MS, US, Run, S, Work
 from vgpu.share import PPM, Share
 

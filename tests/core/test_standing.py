@@ -16,8 +16,8 @@ from gpuserver.core.scheduler.leases import (
     Publish,
     Runnable,
 )
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, withdrawn
 from vgpu.share import PPM, Share
 

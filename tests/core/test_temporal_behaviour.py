@@ -22,7 +22,7 @@ from gpuserver.core.scheduler.leases import (
     Withdraw,
 )
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core import oracle
 from tests.core.desk import GRANTED_ONLY, Desk, spans
 from tests.core.model import MS, US, App, Run, S, Work

@@ -13,7 +13,7 @@ from gpuserver.core.scheduler.accounts import InvariantError
 from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.leases import AccountState, Added, Lease
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.desk import GRANTED_ONLY, MS, Desk, leases, spans, withdrawn
 from tests.core.planted import plant
 from vgpu.share import PPM, Priority, Share

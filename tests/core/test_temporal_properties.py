@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import example, given
 
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core import oracle
 from tests.core.model import MS, US, Run, S, Work
 from tests.core.populations import Population, temporal_populations

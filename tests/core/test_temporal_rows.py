@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.model import MS, US, Run, S, Work
 from vgpu.share import PPM, Share
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpuserver.core.scheduler.leases import GangCalled, GangWindow
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, SECOND, with_period
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.desk import MS, Desk, leases, spans
 from vgpu.share import PPM, Share
 

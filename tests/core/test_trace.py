@@ -26,7 +26,7 @@ from gpuserver.core.scheduler.leases import (
     Runnable,
     Withdraw,
 )
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.model import MS, US, Run, S, Work
 from tests.core.populations import Population, temporal_populations
 from vgpu.protocol.trace import (

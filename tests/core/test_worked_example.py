@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.model import MS, Run, S, Work
 from vgpu.share import PPM, Share
 

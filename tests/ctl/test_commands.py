@@ -14,7 +14,7 @@ import pytest
 from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
 from vgpu.ctl.exit_codes import FOR_ERROR, Exit
 from vgpu.ctl.main import run
-from vgpu.ctl.tables import used_of
+from vgpu.ctl.present.tables import used_of
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.starting import did_not_start
 from vgpu.protocol.messages import Create, Remove, Set, SetGpu

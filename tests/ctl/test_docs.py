@@ -15,8 +15,8 @@ from tests.ctl.references import PAGES
 from vgpu import retired
 from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import app
-from vgpu.ctl.output import Column
-from vgpu.ctl.tables import GPUS, PROCESSES, VGPUS
+from vgpu.ctl.present.output import Column
+from vgpu.ctl.present.tables import GPUS, PROCESSES, VGPUS
 from vgpu.event_types import EventType
 
 GIVEN_AS_LETTERS = {"--output", "--help", "--force", "--quiet", "--watch"}

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from rich.text import Text
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, vgpu_reading
-from vgpu.ctl.events import unseen
 from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
+from vgpu.ctl.observe.events import unseen
 from vgpu.ctl.time_options import parse_since
 from vgpu.errors import VgpuError
 from vgpu.node.events import EventFile
@@ -78,7 +78,7 @@ def test_what_says_who_it_is_and_how_it_is_now(
         "trainer: gave it back",
         "by uid 0",
     ]
-    monkeypatch.setattr("vgpu.ctl.output.sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("vgpu.ctl.present.output.sys.stdout.isatty", lambda: True)
     assert run(["events"]) == 0
     assert len(Text.from_ansi(capsys.readouterr().out).plain.splitlines()[1].rstrip()) == 80
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import typer.main
 
-from vgpu.ctl.help_sections import MEANT, OTHER, SECTIONS, SYNONYMS, sections
 from vgpu.ctl.main import app, run
+from vgpu.ctl.present.help_sections import MEANT, OTHER, SECTIONS, SYNONYMS, sections
 
 
 def test_every_command_has_its_section(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

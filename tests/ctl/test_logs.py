@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.ctl.fake_node import FakeNode, node_status, vgpu_reading
-from vgpu.ctl import logs as command
 from vgpu.ctl.exit_codes import Exit
-from vgpu.ctl.logs import Reader, elsewhere
 from vgpu.ctl.main import run
+from vgpu.ctl.observe import logs as command
+from vgpu.ctl.observe.logs import Reader, elsewhere
 from vgpu.node.logfiles import trim
 
 

@@ -14,9 +14,9 @@ import pytest
 
 from tests.ctl.fake_node import FakeNode
 from tests.metrics.meterings import busy
-from vgpu.ctl import metrics as command
 from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
+from vgpu.ctl.observe import metrics as command
 
 
 def test_printed_once(node: FakeNode, capfdbinary: pytest.CaptureFixture[bytes]) -> None:

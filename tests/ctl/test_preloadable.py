@@ -206,4 +206,4 @@ def test_a_fifo_is_left_to_what_starts_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", [["run", "--mem", "1G"], ["exec", "mine"], ["exec", "--allow-unhooked", "mine"]])
 def test_a_program_without_a_name_is_refused(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run([*command, "--", ""]) == 125
-    assert "the program's name after -- is empty" in capsys.readouterr().err
+    assert "the program's name is empty" in capsys.readouterr().err

@@ -17,8 +17,8 @@ import pytest
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
 from tests.processes import ended
-from vgpu.ctl import progress
-from vgpu.ctl.progress import Move, Part, timed
+from vgpu.ctl.present import progress
+from vgpu.ctl.present.progress import Move, Part, timed
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30

@@ -18,8 +18,8 @@ from cython_ext.testing.fake_peer import Voice
 from gpuserver.core.observe.trace import Recorder
 from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from gpuserver.runtime.leases import tokens
 from gpuserver.runtime.leases.tokens import TokenLoop
 from tests.native.stage import grants

@@ -15,7 +15,7 @@ from textual.screen import Screen
 from textual.widgets import Input, Static
 
 from tests.top.played_node import PlayedNode, event, three
-from vgpu.ctl.top import parse_changes
+from vgpu.ctl.observe.top import parse_changes
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Inspect, Remove, Set, Watch
 from vgpu.top.app import Top

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ctl.fake_node import gpu_reading, process_reading, vgpu_reading
-from vgpu.ctl.top import speaks_utf8
+from vgpu.ctl.observe.top import speaks_utf8
 from vgpu.protocol.messages import OutsideProcess, ProcessReading
 from vgpu.top.colours import DARK, LIGHT, STYLES, Palette, is_light, selected_style, styles
 from vgpu.top.columns import (

@@ -55,7 +55,7 @@ def test_it_fits_a_terminal(
         vgpu.model_copy(update=sizes | {"name": "trainer-of-all", "state": "suspended", "simulated": True})
         for vgpu in played.vgpus
     )
-    monkeypatch.setattr("vgpu.ctl.output.sys.stdout.isatty", lambda: True)
+    monkeypatch.setattr("vgpu.ctl.present.output.sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("COLUMNS", "80")
     assert run(["top", "--once"]) == Exit.OK
     told = [Text.from_ansi(line).plain.rstrip() for line in capsys.readouterr().out.splitlines()]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vgpu.ctl.exit_codes import say
-from vgpu.ctl.logs import log_cells
-from vgpu.ctl.output import Cell, Column, laid_out, line_printer, print_facts, print_json
+from vgpu.ctl.observe.logs import log_cells
+from vgpu.ctl.present.output import Cell, Column, laid_out, line_printer, print_facts, print_json
 from vgpu.errors import ErrorCode
 from vgpu.logs import Form, rendered
 from vgpu.node.loglines import Line

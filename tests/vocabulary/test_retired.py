@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 from vgpu import retired
 from vgpu.config import Config, Problem, parse
 from vgpu.config import retired as retired_in
-from vgpu.ctl.events import event_type
 from vgpu.ctl.main import run
+from vgpu.ctl.observe.events import event_type
 from vgpu.event_types import EventType
 from vgpu.protocol.messages import EventReading, VgpuStatus
 

@@ -12,7 +12,7 @@ import trio
 from starlette.responses import PlainTextResponse
 
 from vgpu.errors import VgpuError
-from vgpu.listening import Address, bind, parse_address
+from vgpu.http.listening import Address, bind, parse_address
 from vgpu.web.guard import MOST_BODY_BYTES, Asked, Guard, Rules, refusal
 from vgpu.web.server import token_from
 

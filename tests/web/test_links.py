@@ -13,7 +13,7 @@ import pytest
 
 from tests.integration.node import ROOT, eventually
 from tests.integration.users import ALICE, as_user, needs_root
-from vgpu.httplinks import Room, encoded, source_of, uid_in
+from vgpu.http.links import Room, encoded, source_of, uid_in
 from vgpu.limits import Limits
 
 REQUEST = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -53,7 +53,7 @@ def show(ctx: typer.Context, form: OutputOption = Output.TABLE) -> None:
     if ctx.invoked_subcommand is not None:
         return
     from vgpu.config import find, load
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
 
     loaded = load()
     settings = list(_settings(loaded))

@@ -27,7 +27,7 @@ def demo(
     form: OutputOption = Output.TABLE,
 ) -> int:
     """Two vGPUs of 30 and 70 %, measured by the work they finish. Exits with 1 if one misses by over 3 points."""
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
     from vgpu.demo.run import Plan
     from vgpu.demo.view import shown
     from vgpu.errors import ErrorCode, VgpuError
@@ -73,7 +73,7 @@ def _demonstrate(plan: Plan, show: Callable[[Scene], None]) -> Report:
 
 
 def _print(report: Report) -> None:
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
     from vgpu.demo.report import COLUMNS
 
     kind = "simulated GPU: " if report.simulated else ""

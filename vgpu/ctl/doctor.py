@@ -30,7 +30,7 @@ def doctor(form: OutputOption = Output.TABLE) -> int:
     Exits with 1 if something has to be put right.
     """
     from client_hook.doctor import Verdict
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
 
     findings = list(examined())
     missing = [finding for finding in findings if finding.verdict is Verdict.MISSING]
@@ -178,7 +178,7 @@ def as_dict(finding: Finding) -> dict[str, str]:
 
 
 def _print(findings: list[Finding]) -> None:
-    from vgpu.ctl.output import GAP, Cell, Column, Row, print_table, wrapped
+    from vgpu.ctl.present.output import GAP, Cell, Column, Row, print_table, wrapped
 
     indent = len("missing") + max(len(finding.check) for finding in findings) + 2 * len(GAP)
     rows: list[Row] = []

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vgpu.ctl import completion, options, progress
+from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import say
 from vgpu.ctl.options import Mode, Output, OutputOption
+from vgpu.ctl.present import progress
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import GpuStatus
@@ -25,7 +26,7 @@ gpu_app = typer.Typer(
 @gpu_app.command("ls")
 def ls(form: OutputOption = Output.TABLE) -> None:
     """List the GPUs of this node, their modes and how full they are."""
-    from vgpu.ctl import output, tables
+    from vgpu.ctl.present import output, tables
     from vgpu.node.link import ControlLink
     from vgpu.units import counted, format_bytes
 
@@ -105,7 +106,7 @@ def set_(
     form: OutputOption = Output.TABLE,
 ) -> None:
     """Change how a GPU is shared."""
-    from vgpu.ctl import output, tables
+    from vgpu.ctl.present import output, tables
     from vgpu.errors import ErrorCode, VgpuError
     from vgpu.node.link import ControlLink
     from vgpu.spec import checked_period, checked_window

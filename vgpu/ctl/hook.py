@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from vgpu.ctl import options, progress
+from vgpu.ctl import options
 from vgpu.ctl.options import Output, OutputOption
+from vgpu.ctl.present import progress
 
 if TYPE_CHECKING:
     from client_hook.install import Installed, UserInstallation
@@ -39,7 +40,7 @@ def install(system: SystemOption = False, form: OutputOption = Output.TABLE) -> 
 
     from client_hook import environment
     from client_hook.install import SystemInstallation
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
 
     built, user = environment.hook_library(), user_installation()
     with progress.waiting("installing the hook"):
@@ -59,7 +60,7 @@ def uninstall(system: SystemOption = False, form: OutputOption = Output.TABLE) -
     """Undo install."""
     from client_hook.environment import HOOK_NAME
     from client_hook.install import SystemInstallation
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
 
     with progress.waiting("removing the hook"):
         done = SystemInstallation().uninstall() if system else user_installation().uninstall()
@@ -77,7 +78,7 @@ def uninstall(system: SystemOption = False, form: OutputOption = Output.TABLE) -
 def path(form: OutputOption = Output.TABLE) -> None:
     """Print where the hook of this installation is."""
     from client_hook.environment import hook_library
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
 
     library = hook_library()
     if form is Output.JSON:

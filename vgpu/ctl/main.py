@@ -13,30 +13,11 @@ from typing import Annotated
 import typer
 
 from client_hook.errors import CannotStart, HookError
-from vgpu.ctl import (
-    config,
-    dashboard,
-    demo,
-    doctor,
-    events,
-    gpus,
-    hook,
-    jupyter,
-    logs,
-    metrics,
-    node,
-    options,
-    programs,
-    stdio,
-    support,
-    systemd,
-    top,
-    trace,
-    verify,
-    vgpus,
-)
+from vgpu.ctl import config, demo, doctor, gpus, hook, jupyter, node, options, programs, support, systemd, verify, vgpus
 from vgpu.ctl.exit_codes import Exit, report, say
-from vgpu.ctl.help_sections import Overview
+from vgpu.ctl.observe import dashboard, events, logs, metrics, top, trace
+from vgpu.ctl.present import stdio
+from vgpu.ctl.present.help_sections import Overview
 from vgpu.errors import VgpuError, in_plain_words
 
 BEGIN = """To begin:

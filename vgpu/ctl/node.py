@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from client_hook import interpreter
-from vgpu.ctl import gpus, options, progress
+from vgpu.ctl import gpus, options
 from vgpu.ctl.exit_codes import say
 from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
+from vgpu.ctl.present import progress
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
@@ -141,7 +142,7 @@ def _ended(pidfd: int, within_s: float) -> bool:
 
 def status(form: OutputOption = Output.TABLE) -> None:
     """Whether the node runs, and what it serves. Exits with 5 if it does not run."""
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
     from vgpu.node.link import ControlLink
 
     with ControlLink() as node:
@@ -149,7 +150,7 @@ def status(form: OutputOption = Output.TABLE) -> None:
     if form is Output.JSON:
         output.print_json(found)
         return
-    from vgpu.ctl import tables
+    from vgpu.ctl.present import tables
     from vgpu.units import counted, format_duration
 
     up = format_duration(tables.whole_seconds_ns(found.uptime_ns / 1e9))
@@ -175,7 +176,7 @@ def gpus_of(status: NodeStatus) -> str:
 
 def version(form: OutputOption = Output.TABLE) -> None:
     """Print the versions of vgpuctl, and of the node if one runs."""
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
     from vgpu.node.link import ControlLink
 
     node_version = ""

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from typer.core import TyperCommand
 
-from vgpu.ctl import completion, options, progress
+from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import report, say
+from vgpu.ctl.new_vgpus import node_for_vgpu
 from vgpu.ctl.options import Shell, Wanted
-from vgpu.ctl.vgpus import node_for_vgpu
+from vgpu.ctl.present import progress
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.share import MEANING
 

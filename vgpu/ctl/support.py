@@ -79,8 +79,8 @@ def _progress() -> Iterator[Callable[[str], object]]:
 
 
 def _print(path: Path, made: Made, *, redact: bool) -> None:
-    from vgpu.ctl import output
     from vgpu.ctl.exit_codes import say
+    from vgpu.ctl.present import output
     from vgpu.units import format_bytes
 
     columns = (output.Column("FILE"), output.Column("SIZE", right=True))

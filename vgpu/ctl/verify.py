@@ -44,8 +44,8 @@ def verify(
     On a node of its own. Every check is made without limits, too, and has to fail there. Exits with 1 if a promise is
     not kept, or a control does not fail.
     """
-    from vgpu.ctl import output
     from vgpu.ctl.demo import why_simulated
+    from vgpu.ctl.present import output
     from vgpu.files import replaced
     from vgpu.verify.judge import chosen
     from vgpu.verify.plan import Plan
@@ -116,7 +116,7 @@ def _progress(plan: Plan) -> Iterator[Callable[[str, float], None]]:
 
 
 def _print(outcome: Outcome) -> None:
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
     from vgpu.verify.outcome import COLUMNS
 
     gpu = outcome.findings.gpu

@@ -10,17 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from vgpu.ctl import completion, options, output, progress, tables
+from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import report, say
+from vgpu.ctl.new_vgpus import node_for_vgpu
 from vgpu.ctl.options import Created, Listed, Output, OutputOption, VgpuArgument, Wanted
-from vgpu.ctl.output import Cell
+from vgpu.ctl.present import output, progress, tables
+from vgpu.ctl.present.output import Cell
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.share import MEANING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from vgpu.node.link import ControlLink
     from vgpu.protocol.messages import VgpuDetail, VgpuStatus
     from vgpu.spec import VgpuChanges
 
@@ -49,14 +50,6 @@ def create(
         warn(vgpu)
         _print_made(vgpu, form)  # until its id is out, it goes with this process
         node.confirm(vgpu)
-
-
-def node_for_vgpu() -> ControlLink:
-    """A link for a new vGPU. Where no node answers, one may start by itself; a line on stderr names it."""
-    from vgpu.node import ondemand
-    from vgpu.node.link import PATIENT_S, ControlLink
-
-    return ondemand.link(lambda: ControlLink(timeout_s=PATIENT_S), say)
 
 
 def _print_made(vgpu: VgpuStatus, form: Created) -> None:
@@ -94,7 +87,7 @@ def ls(
     ] = "",
 ) -> None:
     """List the vGPUs of this node."""
-    from vgpu.ctl.listing import chosen
+    from vgpu.ctl.present.listing import chosen
     from vgpu.node.link import ControlLink
 
     if watch and (quiet or form is not Listed.TABLE):

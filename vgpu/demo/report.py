@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from vgpu.ctl.output import Cell, Column, Row
-from vgpu.ctl.tables import percent
+from vgpu.ctl.present.output import Cell, Column, Row
+from vgpu.ctl.present.tables import percent
 from vgpu.harness.measure import TOLERANCE_RATIO
 from vgpu.units import format_bytes
 

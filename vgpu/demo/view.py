@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
-from vgpu.ctl.output import GAP, Cell, Column, Row, console, table_text
-from vgpu.ctl.progress import Part, waiting
-from vgpu.ctl.tables import percent, used_of, vgpu_token_rate
+from vgpu.ctl.present.output import GAP, Cell, Column, Row, console, table_text
+from vgpu.ctl.present.progress import Part, waiting
+from vgpu.ctl.present.tables import percent, used_of, vgpu_token_rate
 from vgpu.demo.run import SHARES_PERCENT, Scene
 from vgpu.harness.measure import shares
 from vgpu.units import format_bytes

@@ -10,10 +10,10 @@ from typing import Final
 from fastapi import FastAPI
 from fastapi.responses import RedirectResponse
 
+from vgpu.http.serving import serve_http
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.metrics.routes import router
 from vgpu.protocol.service import software_version
-from vgpu.serving import serve_http
 
 STOP_S: Final = 1.0
 """For answers that are on their way."""

@@ -290,7 +290,7 @@ def _tail(files: list[Path]) -> str:
 
 def _journal(node: Node, state: Path) -> list[str]:
     """The command that prints the node's lines in the journal; none if the node does not log there."""
-    from vgpu.ctl.logs import elsewhere
+    from vgpu.ctl.observe.logs import elsewhere
 
     try:
         pid = node.ask(lambda link: link.welcome.pid)

@@ -22,7 +22,7 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, Input
 
-from vgpu.ctl.tables import promised
+from vgpu.ctl.present.tables import promised
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import EventReading, ProcessList, Snapshot, VgpuStatus

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from vgpu.ctl.tables import doing, rounded_ns, token_rate
+from vgpu.ctl.present.tables import doing, rounded_ns, token_rate
 from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fixed, spark, width_of
 from vgpu.top.model import Choice, Row

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vgpu.ctl.tables import token_rate, whole_seconds_ns
+from vgpu.ctl.present.tables import token_rate, whole_seconds_ns
 from vgpu.protocol.messages import GpuStatus
 from vgpu.top.columns import memory_text, state_style
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fitting, spark, width_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Final
 
-from vgpu.ctl import tables
-from vgpu.ctl.output import Column, Row, print_table
+from vgpu.ctl.present import tables
+from vgpu.ctl.present.output import Column, Row, print_table
 from vgpu.protocol.messages import GpuStatus, Snapshot, VgpuStatus
 from vgpu.top.columns import lag_text, short_duration, state_word
 from vgpu.units import counted

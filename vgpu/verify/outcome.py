@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from vgpu.ctl.output import Cell, Column, Row
+from vgpu.ctl.present.output import Cell, Column, Row
 from vgpu.units import counted
 from vgpu.verify.judge import Check, checks
 from vgpu.verify.plan import Plan

@@ -13,8 +13,8 @@ import trio
 from fastapi import APIRouter
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.http.serving import serve_http
 from vgpu.limits import DEFAULT_LIMITS, Limits
-from vgpu.serving import serve_http
 from vgpu.web.app import application
 from vgpu.web.feed import Feed
 from vgpu.web.guard import Rules

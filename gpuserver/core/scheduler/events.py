@@ -27,7 +27,7 @@ from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.publisher import Publisher
 from gpuserver.core.scheduler.quanta import Quanta
 from gpuserver.core.scheduler.run_queue import RunQueue
-from gpuserver.core.scheduler.virtual_time import VirtualTime
+from gpuserver.core.scheduler.temporal.virtual_time import VirtualTime
 from vgpu.share import PPM
 
 

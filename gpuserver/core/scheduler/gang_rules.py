@@ -14,7 +14,7 @@ from gpuserver.core.scheduler.leases import GangMemberStatus
 from gpuserver.core.scheduler.limits import Limits
 from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.quanta import Quanta
-from gpuserver.core.scheduler.virtual_time import VirtualTime
+from gpuserver.core.scheduler.temporal.virtual_time import VirtualTime
 
 LATE_DOUBLINGS = 6
 """Of ``Policy.gang_late_ns``, at most."""

@@ -18,8 +18,8 @@ from gpuserver.core.scheduler.leases import (
     VgpuIndex,
 )
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
-from gpuserver.core.scheduler.spatial import SpatialScheduler
-from gpuserver.core.scheduler.temporal import TemporalScheduler
+from gpuserver.core.scheduler.spatial.scheduler import SpatialScheduler
+from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from vgpu.share import Mode
 
 __all__ = ["InvariantError", "Scheduler", "make_scheduler"]

@@ -8,11 +8,11 @@ from typing import Any
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.accounts import Accounts
 from gpuserver.core.scheduler.active_lease import ActiveLease
-from gpuserver.core.scheduler.allowances import Allowances
-from gpuserver.core.scheduler.card import Card
 from gpuserver.core.scheduler.leases import Command, Lease, Publish, VgpuIndex, Withdraw
 from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.quanta import Quanta
+from gpuserver.core.scheduler.spatial.card import Card
+from gpuserver.core.scheduler.temporal.allowances import Allowances
 
 
 class Publisher:

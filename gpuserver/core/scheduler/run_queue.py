@@ -23,7 +23,7 @@ from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.limits import Limits
 from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.quanta import Quanta
-from gpuserver.core.scheduler.virtual_time import VirtualTime
+from gpuserver.core.scheduler.temporal.virtual_time import VirtualTime
 
 
 class RunQueue:

@@ -82,7 +82,7 @@ def _serve(listen: str, limits: Limits) -> int:
 
     from vgpu import logs
     from vgpu.harness.signals import cause_of
-    from vgpu.listening import bind, parse_address
+    from vgpu.http.listening import bind, parse_address
     from vgpu.metrics import serve
     from vgpu.paths import NodePaths
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from gpuserver.core.scheduler.account import Account
-from gpuserver.core.scheduler.card import Card
 from gpuserver.core.scheduler.limits import Limits
 from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.publisher import Publisher
+from gpuserver.core.scheduler.spatial.card import Card
 
 
 class SideBySide:

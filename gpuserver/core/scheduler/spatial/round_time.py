@@ -15,7 +15,7 @@ from gpuserver.core.scheduler.account import FRACTION_BITS, Account, real, virtu
 from gpuserver.core.scheduler.accounts import Accounts
 from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.policy import Policy
-from gpuserver.core.scheduler.virtual_time import VirtualTime
+from gpuserver.core.scheduler.temporal.virtual_time import VirtualTime
 
 
 class RoundTime(VirtualTime):

@@ -13,15 +13,15 @@ from typing import Any
 from gpuserver.core.scheduler.account import Account, virtual
 from gpuserver.core.scheduler.accounts import Accounts, InvariantError
 from gpuserver.core.scheduler.active_lease import ActiveLease
-from gpuserver.core.scheduler.allowances import Allowances
 from gpuserver.core.scheduler.holders import Holders
 from gpuserver.core.scheduler.leases import Lease, VgpuIndex
 from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.publisher import Publisher
 from gpuserver.core.scheduler.quanta import TurnQuanta
-from gpuserver.core.scheduler.sharing import Guard, Relief, sharers
-from gpuserver.core.scheduler.turns import Turns
-from gpuserver.core.scheduler.virtual_time import FairTime
+from gpuserver.core.scheduler.temporal.allowances import Allowances
+from gpuserver.core.scheduler.temporal.sharing import Guard, Relief, sharers
+from gpuserver.core.scheduler.temporal.turns import Turns
+from gpuserver.core.scheduler.temporal.virtual_time import FairTime
 
 
 class SharedLeases:

@@ -7,7 +7,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Final
 
 from vgpu.ctl.commandlines import with_arguments
-from vgpu.ctl.output import Cell, Column, Row
+from vgpu.ctl.present.output import Cell, Column, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, three_digits
 
 if TYPE_CHECKING:

@@ -15,13 +15,13 @@ from dataclasses import replace
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.accounts import Accounts
 from gpuserver.core.scheduler.active_lease import ActiveLease
-from gpuserver.core.scheduler.card import Card
 from gpuserver.core.scheduler.leases import Lease, VgpuIndex
 from gpuserver.core.scheduler.limits import Limits
 from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.publisher import Publisher
-from gpuserver.core.scheduler.round_choice import RoundChoice
-from gpuserver.core.scheduler.round_time import RoundTime
+from gpuserver.core.scheduler.spatial.card import Card
+from gpuserver.core.scheduler.spatial.round_choice import RoundChoice
+from gpuserver.core.scheduler.spatial.round_time import RoundTime
 from vgpu.share import CARD_MPERCENT, Priority
 
 

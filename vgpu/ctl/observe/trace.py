@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from vgpu.ctl import completion, progress
+from vgpu.ctl import completion
 from vgpu.ctl.exit_codes import Exit, say
+from vgpu.ctl.present import progress
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import replaced
 from vgpu.printable import printable_json

@@ -13,7 +13,7 @@ from hypercorn.trio import run
 from hypercorn.trio import serve as serve_asgi
 from starlette.types import ASGIApp
 
-from vgpu.httplinks import connections
+from vgpu.http.links import connections
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.openfiles import raise_limit
 from vgpu.process_tuning import keep_all

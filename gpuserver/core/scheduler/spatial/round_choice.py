@@ -14,10 +14,10 @@ from __future__ import annotations
 
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.accounts import Accounts
-from gpuserver.core.scheduler.card import Card
 from gpuserver.core.scheduler.limits import Limits
 from gpuserver.core.scheduler.policy import Policy
-from gpuserver.core.scheduler.round_time import RoundTime
+from gpuserver.core.scheduler.spatial.card import Card
+from gpuserver.core.scheduler.spatial.round_time import RoundTime
 from vgpu.packing.knapsack import Work, best_set
 from vgpu.share import CARD_MPERCENT, PPM, Priority
 

@@ -12,7 +12,7 @@ from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.holders import Holders
 from gpuserver.core.scheduler.leases import Allow
 from gpuserver.core.scheduler.policy import Policy
-from gpuserver.core.scheduler.sharing import Guard, Relief
+from gpuserver.core.scheduler.temporal.sharing import Guard, Relief
 from vgpu.share import PPM
 
 

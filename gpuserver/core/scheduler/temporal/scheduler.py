@@ -5,9 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gpuserver.core.scheduler.allowances import Allowances
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.eevdf import Eevdf
 from gpuserver.core.scheduler.events import Events
 from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.holders import Holders
@@ -16,11 +14,13 @@ from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.scheduler.publisher import Publisher
 from gpuserver.core.scheduler.quanta import TurnQuanta
 from gpuserver.core.scheduler.run_queue import RunQueue
-from gpuserver.core.scheduler.shared_leases import SharedLeases
-from gpuserver.core.scheduler.sharing import Guard, Relief, sharers
 from gpuserver.core.scheduler.standby import StandbyLeases
-from gpuserver.core.scheduler.turns import Turns
-from gpuserver.core.scheduler.virtual_time import FairTime
+from gpuserver.core.scheduler.temporal.allowances import Allowances
+from gpuserver.core.scheduler.temporal.eevdf import Eevdf
+from gpuserver.core.scheduler.temporal.shared_leases import SharedLeases
+from gpuserver.core.scheduler.temporal.sharing import Guard, Relief, sharers
+from gpuserver.core.scheduler.temporal.turns import Turns
+from gpuserver.core.scheduler.temporal.virtual_time import FairTime
 
 
 class TemporalScheduler(SchedulerBase):

@@ -82,7 +82,7 @@ def speaks_utf8(environment: Mapping[str, str]) -> bool:
 
 
 def _print(count: int, delay_s: float, form: Output) -> None:
-    from vgpu.ctl import output
+    from vgpu.ctl.present import output
 
     for i, snapshot in enumerate(_snapshots(count, delay_s)):
         if form is Output.JSON:

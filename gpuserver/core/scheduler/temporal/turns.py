@@ -17,7 +17,6 @@ from __future__ import annotations
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.accounts import Accounts
 from gpuserver.core.scheduler.active_lease import ActiveLease
-from gpuserver.core.scheduler.eevdf import Decision, Eevdf
 from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.holders import Holders
 from gpuserver.core.scheduler.leases import FAR_NS, Lease
@@ -26,6 +25,7 @@ from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.publisher import Publisher
 from gpuserver.core.scheduler.quanta import TurnQuanta
 from gpuserver.core.scheduler.run_queue import RunQueue
+from gpuserver.core.scheduler.temporal.eevdf import Decision, Eevdf
 from vgpu.share import PPM
 
 

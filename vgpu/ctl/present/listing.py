@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
-from vgpu.ctl import tables
+from vgpu.ctl.present import tables
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from vgpu import retired
-from vgpu.ctl import output
 from vgpu.ctl.exit_codes import say
 from vgpu.ctl.options import Output, OutputOption
-from vgpu.ctl.output import Cell
+from vgpu.ctl.present import output
+from vgpu.ctl.present.output import Cell
 from vgpu.ctl.time_options import SinceOption, clock_time, parse_since
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType

@@ -31,7 +31,7 @@ from gpuserver.core.scheduler.leases import VgpuIndex
 from gpuserver.core.scheduler.limits import Limits
 from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.quanta import TurnQuanta
-from gpuserver.core.scheduler.virtual_time import FairTime
+from gpuserver.core.scheduler.temporal.virtual_time import FairTime
 
 Rank = tuple[int, int, int]
 """−1 for an account that overrides its class, minus the class, minus when its gang was called (0: it is not). The

@@ -31,7 +31,7 @@ def dashboard(
     from vgpu import logs
     from vgpu.config import load
     from vgpu.harness.signals import cause_of
-    from vgpu.listening import bind, parse_address
+    from vgpu.http.listening import bind, parse_address
     from vgpu.metrics.routes import router
     from vgpu.paths import NodePaths
     from vgpu.web.guard import Rules

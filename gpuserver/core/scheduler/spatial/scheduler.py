@@ -10,18 +10,18 @@ from collections.abc import Collection
 
 from gpuserver.core.scheduler.accounts import InvariantError
 from gpuserver.core.scheduler.base import SchedulerBase
-from gpuserver.core.scheduler.card import Card
 from gpuserver.core.scheduler.events import Events
 from gpuserver.core.scheduler.gang_rules import GangRules
 from gpuserver.core.scheduler.leases import VgpuIndex
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
 from gpuserver.core.scheduler.publisher import Publisher
 from gpuserver.core.scheduler.quanta import RoundQuanta
-from gpuserver.core.scheduler.round_choice import RoundChoice
-from gpuserver.core.scheduler.round_time import RoundTime
-from gpuserver.core.scheduler.rounds import Rounds
 from gpuserver.core.scheduler.run_queue import RunQueue
-from gpuserver.core.scheduler.side_by_side import SideBySide
+from gpuserver.core.scheduler.spatial.card import Card
+from gpuserver.core.scheduler.spatial.round_choice import RoundChoice
+from gpuserver.core.scheduler.spatial.round_time import RoundTime
+from gpuserver.core.scheduler.spatial.rounds import Rounds
+from gpuserver.core.scheduler.spatial.side_by_side import SideBySide
 
 
 class SpatialScheduler(SchedulerBase):

@@ -1,0 +1,1 @@
+"""Commands that observe a node: events, logs, metrics, trace, dashboard, top."""

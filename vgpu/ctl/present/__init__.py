@@ -1,0 +1,1 @@
+"""How `vgpuctl` presents: tables, values, progress, the order of commands."""
