@@ -31,15 +31,40 @@ class Way:
 
 
 WAYS = (
-    Way("time slicing", "equal slices", ("A 50 %, B 50 %", "no shares can be set"), (("A", 0.5), ("B", 0.5)), lost=0.1),
-    Way("MPS", "limits of 30 and 70 %", ("A 38 of 132 SMs (H200)", "fixed for a process's life"), (),
-        (("A", 38 / 132), ("B", 0.7))),
-    Way("MIG", "partitions of sevenths", ("A 3/7, B 4/7: the largest", "partition beside another"), (),
-        (("A", 3 / 7), ("B", 4 / 7))),
-    Way("HAMi", "launches are delayed", ("GEMM: A 50 %, B 50 %", "training: A 31 %, B 65 % (H200)"), (("A", 0.5), ("B", 0.5)),
-        lost=0.1),
-    Way("st-vgpu", "temporal mode", ("A 30 %, B 70 %", "resized while they run"), (("A", 0.3), ("B", 0.7)), lost=0.01),
-)  # fmt: skip
+    Way(
+        "time slicing",
+        "equal slices",
+        ("A 50 %, B 50 %", "no shares can be set"),
+        turns=(("A", 0.5), ("B", 0.5)),
+        lost=0.1,
+    ),
+    Way(
+        "MPS",
+        "limits of 30 and 70 %",
+        ("A 38 of 132 SMs (H200)", "fixed for a process's life"),
+        parts=(("A", 38 / 132), ("B", 0.7)),
+    ),
+    Way(
+        "MIG",
+        "partitions of sevenths",
+        ("A 3/7, B 4/7: the largest", "partition beside another"),
+        parts=(("A", 3 / 7), ("B", 4 / 7)),
+    ),
+    Way(
+        "HAMi",
+        "launches are delayed",
+        ("GEMM: A 50 %, B 50 %", "training: A 31 %, B 65 % (H200)"),
+        turns=(("A", 0.5), ("B", 0.5)),
+        lost=0.1,
+    ),
+    Way(
+        "st-vgpu",
+        "temporal mode",
+        ("A 30 %, B 70 %", "resized while they run"),
+        turns=(("A", 0.3), ("B", 0.7)),
+        lost=0.01,
+    ),
+)
 
 
 def rectangles(way: Way) -> Iterator[tuple[str, float, float, float, float]]:

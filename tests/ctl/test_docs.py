@@ -26,7 +26,13 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LONGEST_PAGE = 200
 TOO_LONG_YET = {"docs/cli.md", "docs/performance.md"}
 """Pages that are still to be divided."""
-LONGEST = {"docs/architecture.md": 150, "docs/scheduling.md": 170, "docs/internals/policy-evidence.md": 150}
+LONGEST = {
+    "docs/architecture.md": 150,
+    "docs/faq.md": 150,
+    "docs/internals/policy-evidence.md": 150,
+    "docs/runbook.md": 150,
+    "docs/scheduling.md": 170,
+}
 LONGEST_OF_INTERNALS = 120
 PLAIN_NAMES = {"architecture.md", "compare.md", "faq.md", "glossary.md", "runbook.md", "scheduling.md", "upgrade.md"}
 PLAIN = [path for path in DOCUMENTS if path.parent.name == "internals" or path.name in PLAIN_NAMES]
@@ -146,6 +152,12 @@ def test_every_field_with_evidence_is_one_of_the_policy() -> None:
     named = set(re.findall(r"^\| `(\w+)` \|", evidence, re.MULTILINE))
     assert named
     assert named <= set(re.findall(r"^\| `(\w+)` \|", constants, re.MULTILINE))
+
+
+def test_the_runbook_has_every_alert() -> None:
+    alerts = re.findall(r"^ *- alert: (\w+)$", (ROOT / "deploy" / "prometheus" / "rules.yml").read_text(), re.MULTILINE)
+    assert alerts
+    assert re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE) == alerts
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
