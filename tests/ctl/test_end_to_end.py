@@ -338,3 +338,37 @@ def test_the_demonstration_keeps_its_shares_and_without_limits_misses_them(node:
     assert done.returncode == (Exit.OK if limits else Exit.FAILURE)
     assert first["memory_refusals"] == (1 if limits else 0)
     assert not list(node.directory.glob("vgpu-demo-*"))
+
+
+def test_a_detached_run_goes_on_by_itself_and_leaves_its_output(node: Node) -> None:
+    begun = node.shell(f"vgpuctl run -d --sm 10 --mem 1G sh -c 'echo in $VGPU_ID; {WORKLOAD}'")
+    assert begun.returncode == 0, begun.stderr
+    vgpu_id = begun.stdout.strip()
+    log = node.directory / "state" / "runs" / f"{vgpu_id}.log"
+    assert str(log) in begun.stderr
+    waited = node.shell(f"vgpuctl wait {vgpu_id}")
+    assert waited.returncode in {0, Exit.NOT_FOUND}, waited.stderr  # the program may have ended before
+    eventually(lambda: vgpu_id not in node.ids(), "the vGPU's removal")
+    assert f"in {vgpu_id}" in log.read_text()
+
+
+def test_a_detached_run_that_cannot_begin_says_why(node: Node) -> None:
+    begun = node.shell("vgpuctl run -d --sm 10 --mem 900G true")
+    assert (begun.returncode, begun.stdout) == (Exit.LAUNCH, "")
+    assert "900" in begun.stderr
+
+
+def test_wait_ends_with_the_programs_of_a_vgpu(node: Node) -> None:
+    vgpu_id = node.shell("vgpuctl create --sm 10 --mem 1G").stdout.strip()
+    try:
+        assert node.shell(f"vgpuctl wait {vgpu_id}").returncode == 0
+        script = (
+            f"vgpuctl exec {vgpu_id} {sys.executable} -m vgpu.workload --seconds 60 >/dev/null & program=$!; "
+            f"until vgpuctl ps -o json {vgpu_id} | grep -q pid; do sleep 0.1; done; "
+            f"vgpuctl wait {vgpu_id} --timeout 100ms; echo $?; kill $program; vgpuctl wait {vgpu_id}; echo $?"
+        )
+        waited = node.shell(script)
+        assert waited.stdout.split() == ["1", "0"], waited.stderr
+        assert f"programs run in {vgpu_id}" in waited.stderr
+    finally:
+        node.shell(f"vgpuctl rm -f {vgpu_id}")

@@ -124,20 +124,40 @@ def _check_owner(vgpu: VgpuStatus) -> None:
 
 
 @options.describes_vgpu
-def run(wanted: Wanted, ctx: typer.Context, allow_unhooked: AllowUnhooked = False) -> int:
+def run(
+    wanted: Wanted,
+    ctx: typer.Context,
+    allow_unhooked: AllowUnhooked = False,
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", help="Return once the vGPU is made; print its id. Output goes to a file.")
+    ] = False,
+) -> int:
     """Make a vGPU, run a program in it, and remove it after. Exit code and signals are the program's own.
 
     However run ends, the vGPU goes, as soon as no process is attached to it.
     """
     from client_hook.launcher import Supervision
+    from vgpu.ctl.detached import Detached, log_of
+    from vgpu.ctl.detached import detach as fork
 
     if not allow_unhooked:
         _check_preloadable(ctx)
+    child = fork() if detach else None
+    if isinstance(child, tuple):
+        vgpu_id, code = child
+        if vgpu_id:
+            print(vgpu_id)
+            say(
+                f"the program's output goes to {log_of(vgpu_id)}", f"vgpuctl wait {vgpu_id}, or vgpuctl rm -f {vgpu_id}"
+            )
+        return code
     asking = node_for_vgpu()  # before signals are held: a node that it starts would inherit that
     with Supervision() as supervision:
         with asking as node, progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu, lifetime="process")
         try:
+            if isinstance(child, Detached):
+                child.made(vgpu.vgpu_id)
             return supervision.run(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], [vgpu]))
         finally:
             _remove(vgpu.vgpu_id)

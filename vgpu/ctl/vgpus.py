@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Final
@@ -420,6 +421,30 @@ def prune(
     return rm([vgpu.vgpu_id for vgpu in empty])
 
 
+def wait(
+    vgpus: Annotated[list[str], typer.Argument(metavar="VGPU...", autocompletion=completion.vgpus)],
+    timeout: Annotated[
+        str | None, typer.Option("--timeout", metavar="DURATION", help="Fail after this time, such as 10m.")
+    ] = None,
+) -> None:
+    """Wait until no program runs in these vGPUs."""
+    from vgpu.node.link import ControlLink
+    from vgpu.units import parse_duration_ns
+
+    limit_s = float("inf") if timeout is None else parse_duration_ns(timeout) / 1e9
+    deadline = time.monotonic() + limit_s
+    with ControlLink() as node:
+        wanted = {node.inspect(one).vgpu.vgpu_id for one in vgpus}
+        for notice in node.watch():
+            assert notice.snapshot is not None
+            running = [v.vgpu_id for v in notice.snapshot.vgpus if v.vgpu_id in wanted and v.processes]
+            alive = [v.vgpu_id for v in notice.snapshot.vgpus if v.vgpu_id in wanted and v.lifetime == "process"]
+            if not running and not alive:
+                return
+            if time.monotonic() >= deadline:
+                raise VgpuError(ErrorCode.TIMEOUT, f"programs run in {', '.join(running or alive)}", "vgpuctl ps")
+
+
 def register(app: typer.Typer) -> None:
     commands: dict[str, Callable[..., object]] = {
         "create": create,
@@ -432,6 +457,7 @@ def register(app: typer.Typer) -> None:
         "migrate": migrate,
         "rm": rm,
         "prune": prune,
+        "wait": wait,
     }
     for name, command in commands.items():
         app.command(name, epilog=options.explained(MEANING) if name in ("create", "set") else None)(command)
