@@ -7,7 +7,7 @@ WORKERS ?= 4
 NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbol.py client_hook/symbols.py client_hook/calls.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-slow test-all lint format bench mutation coverage wheel clean
+.PHONY: help setup build demo test test-slow test-all lint format bench mutation coverage wheel docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -109,6 +109,14 @@ wheel: $(VENV)/.builder ## a wheel under dist/, by the group `build` alone: it n
 	rm -rf build/lib* build/wheel
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir build/wheel .
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/auditwheel repair --wheel-dir dist build/wheel/*.whl
+
+$(VENV)/.docs: pyproject.toml $(VENV)/.builder
+	$(BIN)/python -m pip install --quiet --group docs
+	@touch $@
+
+# Of the project it needs nothing built.
+docs: $(VENV)/.docs ## the documents as a site under build/site; a link that leads nowhere is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean: ## remove what was built, keep .venv
 	rm -rf build dist mutants cython_ext/lib

@@ -129,6 +129,18 @@ def test_pages_made_from_docstrings_are_up_to_date(page: Path) -> None:
     assert page.read_text() == PAGES[page]()
 
 
+def test_the_site_has_every_page() -> None:
+    """``make docs`` fails without it; this test needs no mkdocs."""
+    listed = re.findall(r"^ +- .*?([\w/.-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert len(listed) == len(set(listed))
+    here = {name if name.startswith("repository/") else f"docs/{name}" for name in listed}
+    pages = {path.relative_to(ROOT).as_posix() for path in DOCUMENTS}
+    assert pages == {name.removeprefix("repository/") for name in here} - {
+        "tests/README.md",
+        "cython_ext/hook/DESIGN.md",
+    }
+
+
 def in_code(name: str, path: str) -> Fraction:
     """The value of a constant, in nanoseconds if its name says that it is a time."""
     assignment = rf"^\s*{name}(?:: Final)? = ([\d_.]+)(?: << (\d+))?"
