@@ -14,10 +14,7 @@ from vgpu.ctl.main import app
 
 ROOT = Path(__file__).parents[2]
 MOST_WORDS = 30
-LONG_YET = {"README.md"}  # until its rewrite
-DOCUMENTS = [
-    path for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("quickstart-*.md"))) if path.name not in LONG_YET
-]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("quickstart-*.md"))]
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)")
 NEW_TEXT = re.compile(r"#|[*-] |\d+\. ")
