@@ -115,10 +115,11 @@ cdef bint left_behind(Gate* gate) noexcept nogil:
 
 cdef bint arm(Gate* gate, const Stream* stream) noexcept nogil:
     """Prepare for the first launch of a queue: events separate the work of the lease before, and the word is behind the
-    epoch that is waited for."""
+    epoch that is waited for. Where a marker may have come before its launch (``outrun``), only a query of the streams
+    shows the drain of that lease. Streams that wait for the word cannot be queried, so the queue waits for the drain."""
     cdef uint32_t last = load32(&gate.slot.last_epoch)
     cdef uint32_t turn = load32(&gate.slot.turn)
-    if gate.began_epoch != 0 or last == 0 or load32(&gate.submitting):
+    if gate.began_epoch != 0 or last == 0 or load32(&gate.submitting) or gate.outrun:
         return 0
     vgpu_mark(gate)
     if not ahead_begins(&gate.backlog) or not word_ready(gate, stream) or not left_behind(gate):
