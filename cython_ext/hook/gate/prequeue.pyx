@@ -116,7 +116,8 @@ cdef bint left_behind(Gate* gate) noexcept nogil:
 cdef bint arm(Gate* gate, const Stream* stream) noexcept nogil:
     """Prepare for the first launch of a queue: events separate the work of the lease before, and the word is behind the
     epoch that is waited for. Where a marker may have come before its launch (``outrun``), only a query of the streams
-    shows the drain of that lease. Streams that wait for the word cannot be queried, so the queue waits for the drain."""
+    shows the drain of that lease. Streams that wait for the word cannot be queried. So the queue waits for the drain.
+    """
     cdef uint32_t last = load32(&gate.slot.last_epoch)
     cdef uint32_t turn = load32(&gate.slot.turn)
     if gate.began_epoch != 0 or last == 0 or load32(&gate.submitting) or gate.outrun:
