@@ -48,6 +48,7 @@ from vgpu.protocol.messages import (
     VgpuStatus,
     Watch,
 )
+from vgpu.protocol.requests import ENTRY_OF
 from vgpu.protocol.trace import TraceChunk
 from vgpu.protocol.versions import PROTOCOL_VERSION, REQUEST_IDS_SINCE
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
@@ -95,7 +96,7 @@ class ControlLink(BlockingLink):
         request = Create(
             spec=spec, gpu=gpu, lifetime=lifetime, request_id=request_id or uuid4().hex, owner_uid=owner_uid
         )
-        vgpu = self._ask_at_leisure(request, VgpuStatus)
+        vgpu = self._ask(request, VgpuStatus)
         if confirm:
             self.confirm(vgpu)
         return vgpu
@@ -103,35 +104,27 @@ class ControlLink(BlockingLink):
     def confirm(self, vgpu: VgpuStatus) -> None:
         """The answer to ``create`` has arrived: the vGPU stays. ``not-found``: it is gone."""
         if vgpu.request_id and self.welcome.version >= REQUEST_IDS_SINCE:
-            self._ask_at_leisure(Confirm(request_id=vgpu.request_id), Confirmed)
+            self._ask(Confirm(request_id=vgpu.request_id), Confirmed)
 
     def set(self, vgpu: str, changes: VgpuChanges) -> VgpuStatus:
-        return self._ask_at_leisure(Set(vgpu=vgpu, changes=changes), VgpuStatus)
+        return self._ask(Set(vgpu=vgpu, changes=changes), VgpuStatus)
 
     def remove(self, vgpu: str, *, force: bool = False) -> VgpuStatus:
         """The last reading of the removed vGPU."""
-        return self._ask_at_leisure(Remove(vgpu=vgpu, force=force), VgpuStatus)
+        return self._ask(Remove(vgpu=vgpu, force=force), VgpuStatus)
 
     def suspend(self, vgpu: str) -> VgpuStatus:
         """``mode``, ``in-use`` or ``unavailable``: its programs go on."""
-        return self._ask_at_leisure(Suspend(vgpu=vgpu), VgpuStatus)
+        return self._ask(Suspend(vgpu=vgpu), VgpuStatus)
 
     def resume(self, vgpu: str) -> VgpuStatus:
         """``no-room`` or ``unavailable``: it stays suspended."""
-        return self._ask_at_leisure(Resume(vgpu=vgpu), VgpuStatus)
+        return self._ask(Resume(vgpu=vgpu), VgpuStatus)
 
     def migrate(self, vgpu: str, gpu: str) -> VgpuStatus:
         """``no-room``, ``mode``, ``in-use`` or ``unavailable``: the programs go on where they were, unless the message
         says that the vGPU is on the other GPU."""
-        return self._ask_at_leisure(Migrate(vgpu=vgpu, gpu=gpu), VgpuStatus)
-
-    def _ask_at_leisure(self, request: Request, model: type[Result]) -> Result:
-        """A change: the node bounds it, and this end waits for as long as the node is there."""
-        self._socket.settimeout(None)
-        try:
-            return self._ask(request, model)
-        finally:
-            self._socket.settimeout(self._timeout_s)
+        return self._ask(Migrate(vgpu=vgpu, gpu=gpu), VgpuStatus)
 
     def list(self) -> tuple[VgpuStatus, ...]:
         return self._ask(List(), VgpuList).vgpus
@@ -148,7 +141,7 @@ class ControlLink(BlockingLink):
     def set_gpu(
         self, gpu: str, *, mode: ModeChoice | None = None, period_ns: int | None = None, window_ns: int | None = None
     ) -> GpuStatus:
-        return self._ask_at_leisure(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns), GpuStatus)
+        return self._ask(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns), GpuStatus)
 
     def status(self) -> NodeStatus:
         return self._ask(Status(), NodeStatus)
@@ -205,6 +198,9 @@ class ControlLink(BlockingLink):
     # --- how it is asked
 
     def _ask(self, request: Request, model: type[Result]) -> Result:
+        """The node bounds a change, so this end waits for as long as the node is there."""
+        is_change = type(request) in ENTRY_OF and ENTRY_OF[type(request)].changes
+        self._socket.settimeout(None if is_change else self._timeout_s)
         numbered = request.model_copy(update={"id": self._fresh_id()})
         self._send(numbered)
         return _valid(model, self._checked(self._receive(), numbered.id))

@@ -1,8 +1,9 @@
-"""The table of requests: what is sent in them is in ``messages``; what happens to each of them is here.
+"""The table of requests: ``messages`` has their fields, and this table has what happens to each of them.
 
-The clients take the model of an answer from it. The node and the GPU Servers take from it which requests they answer
-themselves, and how long the node waits for a server. The HTTP API takes from it its routes' answers and time limits. A
-new request is a line here, its message in ``messages``, and a handler where ``route`` says (``handlers.py``).
+``vgpuctl`` takes from it which requests have no time limit. The node and the GPU Servers take from it which requests
+they answer themselves, and how long the node waits for a server. The HTTP API takes from it how long it waits, and
+``tests/protocol/test_requests.py`` holds its routes against it. A new request is a line here, its message in
+``messages``, and a handler where ``route`` says (``handlers.py``).
 """
 
 from __future__ import annotations
