@@ -4,7 +4,9 @@
     python -m benchmarks.experiments.turns --work decode-graph --sm 50 50 --periods 57ms 24ms 16ms 10ms --rounds 4
 
 A host's speed drifts by half, so each round's rate is compared with time slicing of the same round. The first round
-does not count. Latencies are the times between steps, of all programs and rounds.
+does not count. Latencies are the times between steps, of all programs and rounds. A second line per way of vGPUs says
+what a unit of work was charged, and for which part of the time a vGPU was at its limit. ``--alone`` measures one
+program of each way by itself, too: its own time slicing, and its own charge.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class Found:
         self.rates: list[float] = []
         self.firsts: list[float] = []
         self.took_ms: list[float] = []
+        self.charges_ms: list[float] = []
+        self.throttled: list[float] = []
 
     def line(self, name: str, base: Found) -> str:
         ratios = [100 * mine / slicing for mine, slicing in zip(self.rates, base.rates, strict=True)]
@@ -39,6 +43,12 @@ class Found:
         return (
             f"{name:14} {statistics.median(self.rates):9.1f}/s  {statistics.median(ratios):6.1f} % ({low:.1f} to "
             f"{high:.1f}, least {min(ratios):.1f})  {tails} ms  first program {statistics.median(self.firsts):.2f} %"
+        )
+
+    def charge_line(self) -> str:
+        return (
+            f"{'':14} charged {statistics.median(self.charges_ms):.3f} ms a unit, at the limit for "
+            f"{100 * statistics.median(self.throttled):.1f} % of the time"
         )
 
 
@@ -52,14 +62,19 @@ def measure(
             if way in periods and node is not None:
                 with ControlLink(node.control_socket) as link:
                     link.set_gpu(str(gpu), period_ns=periods[way])
-            results = stage.window(ways[way], seconds, samples=True).results
+            results = stage.window(ways[way], seconds, samples=True, watch_waits=node is not None).results
             if turn:
                 rates = [result["units_per_second"] for result in results]
                 found[way].rates.append(sum(rates))
                 found[way].firsts.append(100 * rates[0] / sum(rates))
                 found[way].took_ms += itertools.chain.from_iterable(result["samples_ms"] for result in results)
+                if node is not None:
+                    found[way].charges_ms.append(1e3 * sum(result["charged_ratio"] for result in results) / sum(rates))
+                    found[way].throttled.append(statistics.mean(result["throttled_ratio"] for result in results))
     for way, one in found.items():
         print(one.line(way, found[SLICING]), flush=True)
+        if one.charges_ms:
+            print(one.charge_line(), flush=True)
 
 
 def main() -> None:
@@ -68,6 +83,7 @@ def main() -> None:
     parser.add_argument("--work", choices=WORKS, required=True)
     parser.add_argument("--sm", type=float, nargs="+", required=True, metavar="PERCENT", help="of each program's vGPU")
     parser.add_argument("--periods", nargs="*", default=[], metavar="TIME", help="as of `vgpuctl gpu set --period`")
+    parser.add_argument("--alone", action="store_true", help="measure one program of each way by itself, too")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=2.5, help="of each turn")
     options = parser.parse_args()
@@ -77,6 +93,9 @@ def main() -> None:
         stage.ready()
         ways = {SLICING: plain, **dict.fromkeys(options.periods or [USUAL], ours)}
         periods = {period: parse_duration_ns(period) for period in options.periods}
+        if options.alone:
+            alone = {way: programs[:1] for way, programs in ways.items()}
+            measure(stage, options.gpu, alone, periods, options.rounds, options.seconds)
         measure(stage, options.gpu, ways, periods, options.rounds, options.seconds)
 
 

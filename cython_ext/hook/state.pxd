@@ -27,6 +27,7 @@ from cython_ext.logic.memory.arenas cimport Arenas
 from cython_ext.logic.gate.poll_skip cimport Belief
 from cython_ext.logic.meter.demand cimport Demand, Waits
 from cython_ext.logic.meter.durations cimport DurationTable, LaunchKey
+from cython_ext.logic.meter.event_cost cimport EventCost
 from cython_ext.logic.meter.graphs cimport GraphTable
 from cython_ext.logic.meter.meter cimport Meter, Timing, Usage
 from cython_ext.logic.memory.pieces cimport Pieces
@@ -213,8 +214,7 @@ cdef struct Gate:
     Usage usage
     uint32_t learning        # timed launches of keys without a mean, not seen to have run ...
     int64_t learning_ns      # ... and when the last of them went
-    uint32_t pairs           # of events that were timed with nothing between them ...
-    int64_t pair_ns          # ... and what they are apart
+    EventCost event_cost
     uint32_t doubts          # how often the meter was doubted
     uint64_t quiet_launches  # at the last poll that found some more ...
     int64_t quiet_ns         # ... and when it was

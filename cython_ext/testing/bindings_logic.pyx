@@ -18,7 +18,9 @@ from cython_ext.logic.gate cimport (
     baton as baton_logic, gate, handover, overrun_bound, plan as planning, poll_skip as belief_logic,
     prequeue as ahead_logic, trace, window, windowlength,
 )
-from cython_ext.logic.meter cimport demand as demanding, durations, graphs, meter as metering, transfers
+from cython_ext.logic.meter cimport (
+    demand as demanding, durations, event_cost, graphs, meter as metering, transfers,
+)
 from cython_ext.logic.gate.prequeue cimport Ahead as _Ahead
 from cython_ext.logic.gate.baton cimport Baton as _Baton, Processes as _Processes
 from cython_ext.logic.meter.demand cimport Demand as _Demand, Waits as _Waits
@@ -36,6 +38,7 @@ TURN_NS, UNUSED_NS, PATIENCE_NS = baton_logic.TURN_NS, baton_logic.UNUSED_NS, ba
 UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
 BELIEVED_AFTER, BELIEVED_LAUNCHES = belief_logic.BELIEVED_AFTER, belief_logic.BELIEVED_LAUNCHES
 BELIEVED_NS = belief_logic.BELIEVED_NS
+PAIRS, PAIR_MOST_NS = event_cost.PAIRS, event_cost.PAIR_MOST_NS
 METER_KEYS, TIMED_EVERY, TIMED_LONG, TIMED_RARELY, STEADY_FACTOR, ASSUMED_NS = (
     metering.METER_KEYS, metering.TIMED_EVERY, metering.TIMED_LONG, metering.TIMED_RARELY, metering.STEADY_FACTOR,
     metering.ASSUMED_NS,
@@ -254,13 +257,13 @@ cdef class Durations:
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         return entry != NULL and bool(durations.durations_steady(entry))
 
-    def believe(self, key, int64_t sample_ns, uint32_t company_ppm=0):
+    def believe(self, key, int64_t sample_ns, uint32_t company_ppm=0, bint empty=False):
         """What the table learns of a sample; None: nothing. The key must be in the table."""
         cdef durations.LaunchKey wanted = key_of(key)
         cdef durations.Duration* entry = durations.durations_find(&self.table, &wanted)
         if entry == NULL:
             raise KeyError(key)
-        sample_ns = durations.durations_believe(entry, sample_ns, company_ppm)
+        sample_ns = durations.durations_believe(entry, sample_ns, company_ppm, empty)
         return None if sample_ns < 0 else sample_ns
 
     def doubt(self):
@@ -268,6 +271,19 @@ cdef class Durations:
 
     def forget(self, uint64_t handle=0):
         durations.durations_forget(&self.table, handle)
+
+
+cdef class EventCost:
+    cdef event_cost.EventCost cost
+
+    def wants(self, bint empty):
+        return bool(event_cost.event_cost_wants(&self.cost, empty))
+
+    def notes(self, int64_t elapsed_ns, bint empty, int64_t host_ns=0):
+        event_cost.event_cost_notes(&self.cost, elapsed_ns, host_ns, empty)
+
+    def length_ns(self, int64_t elapsed_ns, bint empty, int64_t host_ns=0):
+        return event_cost.event_cost_length_ns(&self.cost, elapsed_ns, host_ns, empty)
 
 
 cdef class Backlog:

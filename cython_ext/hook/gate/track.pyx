@@ -33,6 +33,7 @@ from cython_ext.logic.meter.durations cimport (
     Duration, LaunchKey, durations_believe, durations_find, durations_learn, durations_predict, is_graph,
 )
 from cython_ext.logic.gate.gate cimport UNKNOWN_NS
+from cython_ext.logic.meter.event_cost cimport event_cost_length_ns, event_cost_notes, event_cost_wants
 from cython_ext.logic.meter.graphs cimport graph_timed, graph_updates
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.logic.meter.meter cimport Timing, usage_amends
@@ -45,8 +46,6 @@ from cython_ext.native cimport fence, fence_all, load32, loadi64, now_ns, store3
 cdef enum:
     OVERLAPS_NS = 200_000        # after a pause this long there is no tail left to overlap with
     LOADS_NS = 200_000           # a launch that takes the host longer than this does more than launch
-    PAIRS = 8                    # of events with nothing between them are timed once
-    PAIR_MOST_NS = 3_000
     HOST_MOST_NS = 50_000        # a longer launch is in its own sample, by a part that the hook cannot know
 
 
@@ -202,7 +201,7 @@ cdef public int vgpu_sample_metered(
     if status != CUDA_SUCCESS and status != CUDA_ERROR_NOT_READY:
         return -1
     index = vgpu_sample_begin(gate, key, stream, status == CUDA_SUCCESS, 0, 0)
-    if index >= 0 and status == CUDA_SUCCESS and gate.pairs < PAIRS:
+    if index >= 0 and event_cost_wants(&gate.event_cost, status == CUDA_SUCCESS):
         gate.samples[index].pair = 1
         vgpu_sample_end(gate, index, stream)
         return -1            # the next one
@@ -241,7 +240,7 @@ cdef public bint vgpu_sample_end(Gate* gate, int index, int stream) noexcept nog
     cdef int mode = relax()
     if sample.began_ns:
         sample.host_ns = now_ns() - sample.began_ns
-    if not sample.metered or not has_host_time(gate, sample):
+    if not (sample.metered or sample.pair) or not has_host_time(gate, sample):
         sample.end = record(gate, &gate.streams[stream], 1, 0)
     restore(mode)
     if sample.end < 0:
@@ -264,16 +263,6 @@ cdef void learn_one(Gate* gate, const Sample* sample, int64_t lasted_ns, int64_t
     vgpu_log(b"learned handle, ns", <int64_t>sample.key.handle, lasted_ns)
 
 
-cdef inline void note_pair(Gate* gate, int64_t lasted_ns) noexcept nogil:
-    """Note two events with nothing between them, in an empty queue. Their distance, less the host's time, is an
-    overhead. A launch's sample has about a quarter of it beyond the launch's time in a dense queue (measured on H100s,
-    tests/gpu/test_meter.py). The least of several counts: a host may be late for many reasons."""
-    lasted_ns = min(max(lasted_ns, <int64_t>0), <int64_t>PAIR_MOST_NS)
-    gate.pair_ns = min(gate.pair_ns, lasted_ns) if gate.pairs else lasted_ns
-    gate.pairs += 1
-    vgpu_log(b"two events are apart, ns; pairs", gate.pair_ns, gate.pairs)
-
-
 cdef inline bint in_company(const Gate* gate) noexcept nogil:
     """Whether other vGPUs compute at the same time."""
     return load32(&gate.grants.flags) & GRANTS_COMPANY != 0
@@ -281,14 +270,16 @@ cdef inline bint in_company(const Gate* gate) noexcept nogil:
 
 cdef inline int64_t believed(Gate* gate, const Sample* sample, int64_t lasted_ns) noexcept nogil:
     cdef Duration* known = durations_find(&gate.durations, &sample.key)
-    return lasted_ns if known == NULL else durations_believe(known, lasted_ns, load32(&gate.grants.company_ppm))
+    if known == NULL:
+        return lasted_ns
+    return durations_believe(known, lasted_ns, load32(&gate.grants.company_ppm), sample.began_ns != 0)
 
 
 cdef void learn(Gate* gate, int64_t now) noexcept nogil:
     """Turn samples whose end event has passed into durations."""
     cdef Sample* sample
     cdef int64_t elapsed_ns, lasted_ns
-    cdef bint cold
+    cdef bint cold, empty
     cdef float ms
     cdef int i
     for i in range(SAMPLES):
@@ -301,14 +292,15 @@ cdef void learn(Gate* gate, int64_t now) noexcept nogil:
                 &ms, gate.events[sample.start].handle, gate.events[sample.end].handle
             ) == CUDA_SUCCESS:
                 elapsed_ns = <int64_t>(ms * 1e6)
-                lasted_ns = max(elapsed_ns - sample.host_ns, elapsed_ns / 4)
-                if sample.metered:
-                    lasted_ns = max(lasted_ns - gate.pair_ns / 4, elapsed_ns / 8)
+                empty = sample.began_ns != 0
+                vgpu_log(b"timed, ns; host time in it, -1: busy queue", elapsed_ns, sample.host_ns if empty else -1)
+                lasted_ns = event_cost_length_ns(&gate.event_cost, elapsed_ns, sample.host_ns, empty)
                 if in_company(gate) and not sample.pair:
                     lasted_ns = believed(gate, sample, lasted_ns)
                 cold = sample.cold and sample.host_ns >= max(<int64_t>LOADS_NS, elapsed_ns / 2)
                 if sample.pair:
-                    note_pair(gate, elapsed_ns - sample.host_ns)
+                    event_cost_notes(&gate.event_cost, elapsed_ns, sample.host_ns, empty)
+                    vgpu_log(b"two events are apart, ns; in an empty queue", elapsed_ns - sample.host_ns, empty)
                 elif not cold and lasted_ns >= sample.least_ns:
                     learn_one(gate, sample, lasted_ns, now)
                 if sample.metered and lasted_ns >= 0:

@@ -38,6 +38,7 @@ cdef enum:
     COMPANY_MOST_PPM = 900_000
     SLICED_NS = 4_000_000    # a launch of two slices and more has a part of each in it
     FOREIGN_MOST = 16        # what foreign samples count for until they show that the key's launches are that long
+    FOREIGN_IN_ROW = 16      # in an empty queue, so many one after the other show that
     SAMPLE_EVERY_YOUNG = 8   # ... and while fewer than SAMPLE_ALWAYS samples were good enough to keep
 
     # What is launched where block_x is 0: LaunchKey.grid_x
@@ -64,6 +65,8 @@ cdef struct Duration:
     double mean_ns           # of samples, outliers too: what a sum of launches takes (meter.pxd) ...
     uint16_t means           # ... and of how many it is, since the meter was doubted
     uint16_t foreign         # foreign samples of late, by what each counts, less those that were not
+    uint16_t in_row          # foreign samples of an empty queue since the last one that was not foreign ...
+    float least_ns           # ... and the shortest of them
     float peak_ns            # the longest sample of late
     uint64_t used            # DurationTable.clock of the newest launch
     uint32_t launches
@@ -200,16 +203,28 @@ cdef inline bint should_sample(const Duration* entry) noexcept nogil:
 
 cdef inline void durations_restart(Duration* entry) noexcept nogil:
     """All samples so far were wrong."""
-    entry.learned = entry.means = entry.foreign = 0
+    entry.learned = entry.means = entry.foreign = entry.in_row = 0
     entry.mean_ns = 0
     entry.longest_ns = 0
     entry.peak_ns = 0
     entry.estimate_ns = UNKNOWN_NS
 
 
-cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns, uint32_t company_ppm) noexcept nogil:
+cdef inline int64_t believe_in_row(Duration* entry, int64_t sample_ns) noexcept nogil:
+    """The same for a foreign sample of an empty queue."""
+    entry.least_ns = min(<float>sample_ns, entry.least_ns) if entry.in_row else <float>sample_ns
+    entry.in_row += 1
+    if entry.in_row < FOREIGN_IN_ROW:
+        return UNKNOWN_NS
+    entry.in_row = 0
+    return <int64_t>entry.least_ns
+
+
+cdef inline int64_t durations_believe(
+    Duration* entry, int64_t sample_ns, uint32_t company_ppm, bint empty
+) noexcept nogil:
     """What to learn of a sample that was taken while other vGPUs computed; UNKNOWN_NS: nothing. ``company_ppm``: the
-    part of the time that those used lately.
+    part of the time that those used lately. ``empty``: the queue was empty before the launch.
 
     A launch of several time slices has others' slices in each of its samples. The function subtracts the others' part
     of the time from such a sample, and the mean is right.
@@ -217,6 +232,10 @@ cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns, uint32
     A sample that is much longer than the key's longest launches of late is *foreign*: it seems to have others' time
     slices in it. Short launches meet few slices. So a fifth of foreign samples, and of longer launches a third or half,
     shows that the key's own launches are that long. A key's first sample is believed, until a later one is far shorter.
+
+    In an empty queue most samples may be foreign: behind the first event the GPU has nothing to do, and turns to
+    another vGPU before the launch comes. There only FOREIGN_IN_ROW foreign samples in a row show that the launches are
+    longer, and the shortest of them is believed.
 
     Beside other vGPUs the two events around a short launch add more to its sample than alone: up to 3 µs (measured on
     an H100, docs/performance.md). So a steady key's sample shows only whether its length has changed by half or more.
@@ -237,10 +256,13 @@ cdef inline int64_t durations_believe(Duration* entry, int64_t sample_ns, uint32
         return sample_ns
     if sample_ns <= usual_ns + max(usual_ns / 4, <int64_t>FOREIGN_NS):
         entry.foreign -= entry.foreign > 0
+        entry.in_row = 0
         mean_ns = <int64_t>entry.mean_ns
         if durations_steady(entry) and mean_ns / 2 <= sample_ns <= 2 * mean_ns + STEADY_NS:
             return UNKNOWN_NS
         return sample_ns
+    if empty:
+        return believe_in_row(entry, sample_ns)
     counts = 4 if usual_ns <= FOREIGN_RARE_NS else 2 if usual_ns <= FOREIGN_USUAL_NS else 1
     entry.foreign += counts
     if entry.foreign < FOREIGN_MOST:
