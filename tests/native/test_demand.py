@@ -260,6 +260,8 @@ def test_what_has_grown_is_learned_all_the_same(before_ns: int) -> None:
     for _ in range(100):
         taught(table, 9 * MS)
     assert table.estimate_ns(KEY) == pytest.approx(9 * MS, rel=0.3)
+    mean_ns, _ = table.mean_ns(KEY) or (0, 0)
+    assert mean_ns == pytest.approx(9 * MS, rel=0.3), "what a launch is charged"
 
 
 @given(st.sampled_from([(5 * US, 0.15), (40 * US, 0.15), (300 * US, 0.25), (2 * MS, 0.4)]), st.integers(0, 1000))
@@ -305,4 +307,4 @@ def test_in_an_empty_queue_a_launch_that_has_grown_is_learned_from_the_shortest_
     for _ in range(200):
         taught(table, 1 * MS + (int(dice.uniform(0.3, 1.5) * MS) if dice.random() < 0.5 else 0), empty=True)
     mean_ns, _ = table.mean_ns(KEY) or (0, 0)
-    assert 1 * MS <= mean_ns <= 1.8 * MS
+    assert 0.9 * MS <= mean_ns <= 1.8 * MS

@@ -18,7 +18,8 @@ them, as a branch's history distinguishes a loop's rounds (Yeh and Patt 1991). S
 as its kernel is after any launch: that entry has ``after`` = 0 and learns from all of them.
 """
 
-from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
+from libc.math cimport fabs
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.logic.gate.gate cimport UNKNOWN_NS
@@ -62,11 +63,11 @@ cdef struct Duration:
     float[8] samples_ns      # the newest at [(learned - 1) % 8]
     int64_t estimate_ns      # UNKNOWN_NS before the first sample
     int64_t longest_ns       # the highest estimate of late
-    double mean_ns           # of samples, outliers too: what a sum of launches takes (meter.pxd) ...
-    uint16_t means           # ... and of how many it is, since the meter was doubted
-    uint16_t foreign         # foreign samples of late, by what each counts, less those that were not
-    uint16_t in_row          # foreign samples of an empty queue since the last one that was not foreign ...
-    float least_ns           # ... and the shortest of them
+    float mean_ns            # of samples, outliers too: what a sum of launches takes (meter.pxd) ...
+    float least_ns           # the shortest of the foreign samples ``in_row``
+    uint8_t means            # ... the mean is of so many, since the meter was doubted
+    uint8_t foreign          # foreign samples of late, by what each counts, less those that were not
+    uint8_t in_row           # foreign samples of an empty queue since the last one that was not foreign
     float peak_ns            # the longest sample of late
     uint64_t used            # DurationTable.clock of the newest launch
     uint32_t launches
@@ -242,8 +243,9 @@ cdef inline int64_t durations_believe(
     """
     cdef int64_t usual_ns = <int64_t>entry.peak_ns, least_ns = <int64_t>entry.peak_ns
     cdef int64_t mean_ns
-    cdef uint16_t counts
+    cdef uint8_t counts
     cdef uint32_t i
+    cdef bint settled        # the mean has come as far as the last samples
     for i in range(min(entry.learned, <uint32_t>DURATION_SAMPLES)):
         least_ns = min(least_ns, <int64_t>entry.samples_ns[i])
     if 0 < entry.learned < DURATION_SAMPLES:
@@ -258,7 +260,8 @@ cdef inline int64_t durations_believe(
         entry.foreign -= entry.foreign > 0
         entry.in_row = 0
         mean_ns = <int64_t>entry.mean_ns
-        if durations_steady(entry) and mean_ns / 2 <= sample_ns <= 2 * mean_ns + STEADY_NS:
+        settled = fabs(<double>entry.estimate_ns - entry.mean_ns) <= entry.mean_ns / 16 + STEADY_NS
+        if settled and durations_steady(entry) and mean_ns / 2 <= sample_ns <= 2 * mean_ns + STEADY_NS:
             return UNKNOWN_NS
         return sample_ns
     if empty:
@@ -297,8 +300,8 @@ cdef inline void keep_sample(Duration* entry, int64_t sample_ns) noexcept nogil:
     entry.learned += 1
     if entry.learned == 0:               # wrapped: all eight samples are still there
         entry.learned = DURATION_SAMPLES
-    entry.means = min(<uint16_t>(entry.means + 1), <uint16_t>MEAN_SAMPLES)
-    entry.mean_ns += (<double>sample_ns - entry.mean_ns) / entry.means
+    entry.means = min(<uint8_t>(entry.means + 1), <uint8_t>MEAN_SAMPLES)
+    entry.mean_ns += (<float>sample_ns - entry.mean_ns) / entry.means
     kept = min(entry.learned, <uint32_t>DURATION_SAMPLES)
     for i in range(kept):
         sample = entry.samples_ns[i]
