@@ -6,7 +6,8 @@
 A host's speed drifts by half, so each round's rate is compared with time slicing of the same round. The first round
 does not count. Latencies are the times between steps, of all programs and rounds. A second line per way of vGPUs says
 what a unit of work was charged, and for which part of the time a vGPU was at its limit. ``--alone`` measures one
-program of each way by itself, too: its own time slicing, and its own charge.
+program of each way by itself, too: its own time slicing, and its own charge. ``--control`` adds a second set of
+programs without vGPUs: what it differs from the first by is due to the host, not to vGPUs.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from vgpu.node.link import ControlLink
 from vgpu.units import parse_duration_ns
 
 SLICING: Final = "time slicing"
+CONTROL: Final = "control"
 USUAL: Final = "vGPUs"
 
 
@@ -84,14 +86,18 @@ def main() -> None:
     parser.add_argument("--sm", type=float, nargs="+", required=True, metavar="PERCENT", help="of each program's vGPU")
     parser.add_argument("--periods", nargs="*", default=[], metavar="TIME", help="as of `vgpuctl gpu set --period`")
     parser.add_argument("--alone", action="store_true", help="measure one program of each way by itself, too")
+    parser.add_argument("--control", action="store_true", help="a second set of programs without vGPUs, too")
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--seconds", type=float, default=2.5, help="of each turn")
     options = parser.parse_args()
     with Ground(options.simulate, options.gpu) as ground, Stage(ground) as stage:
         plain = [stage.plain(options.work) for _ in options.sm]
         ours = [stage.vgpu("temporal", options.work, percent, memory="6G") for percent in options.sm]
+        control = [stage.plain(options.work) for _ in options.sm] if options.control else []
         stage.ready()
         ways = {SLICING: plain, **dict.fromkeys(options.periods or [USUAL], ours)}
+        if control:
+            ways[CONTROL] = control
         periods = {period: parse_duration_ns(period) for period in options.periods}
         if options.alone:
             alone = {way: programs[:1] for way, programs in ways.items()}
