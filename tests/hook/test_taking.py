@@ -51,7 +51,8 @@ def test_it_launches_before_anybody_has_heard_of_it_but_not_for_long(stage: Stag
     program = Later(stage, vgpu)
     vgpu.relay.close()
     program.begin()
-    eventually(lambda: program.ask()[0] >= 2, "it launches, twice")
+    # A host that pauses within the first launch's sample makes the second seem too long to be taken.
+    eventually(lambda: program.ask()[0] >= 1, "it launches")
     eventually(program.is_held, "it has had what may be taken")
     assert program.ask()[0] <= 4 * TAKE_MOST_MS / KERNEL_MS  # a slow host hides up to three quarters of a length
     assert stage.dispatcher.outstanding(vgpu.key) == [(epoch, False)]
