@@ -50,6 +50,14 @@ PLAIN = [path for path in DOCUMENTS if path.parent.name in PLAIN_FOLDERS or path
 """Pages whose tables have short cells and whose sentences have concrete subjects."""
 WRITTEN = [path for path in PLAIN if path not in PAGES]
 LONGEST_CELL = 200
+PLAIN_WORDS = [
+    *WRITTEN,
+    *(path for path in sorted((ROOT / "docs" / "performance").glob("*.md")) if path.name != "light.md"),
+    *sorted((ROOT / "docs").glob("quickstart-*.md")),
+    *(ROOT / "docs" / f"{page}.md" for page in ("concepts", "dashboard", "mutation", "operations")),
+    *(ROOT / "docs" / f"{page}.md" for page in ("security", "top", "trace", "verify")),
+]
+"""Pages in which processes are no persons; their tables may have long cells."""
 REFERENCE = [ROOT / "docs" / "cli.md", *sorted((ROOT / "docs" / "cli").glob("*.md"))]
 """The command line: one page that lists all commands, and the pages that it leads to."""
 TEXT = "\n\n".join(path.read_text() for path in REFERENCE)
@@ -57,6 +65,8 @@ QUOTED_PATH = r"`((?:\w[\w.-]*/)+(?:[\w.-]+\.(?:py|pyx|pxd|h|c|cu|md|sh|toml))?)
 UNITS = {"ns": 1, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000, "": 1, "MiB": 1 << 20, "GiB": 1 << 30}
 CONSTANT = re.compile(r"^\| ([\d.]+) ?(\w*) \| `(\w+)` in `([^`]+)` \|", re.MULTILINE)
 VAGUE = re.compile(r"\b(?:who|whoever|whom|nobody|somebody|anybody|everybody)\b", re.IGNORECASE)
+TALK = re.compile(r"\b(?:tells?|told|hears?|heard|looks?(?!-)|looked|looking)\b", re.IGNORECASE)
+NOT_PROSE = re.compile(r"^```.*?^```$|^#[^\n]*$|`[^`]*`|\]\([^)]*\)", re.MULTILINE | re.DOTALL)
 
 
 def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -204,6 +214,18 @@ def test_cells_of_tables_are_short(document: Path) -> None:
 def test_sentences_name_their_subject(document: Path) -> None:
     prose = re.sub(r"`[^`]*`|\]\([^)]*\)", "", document.read_text())
     assert VAGUE.findall(prose) == []
+
+
+@pytest.mark.parametrize("document", PLAIN_WORDS, ids=lambda path: path.name)
+def test_processes_are_no_persons(document: Path) -> None:
+    prose = NOT_PROSE.sub("", document.read_text())
+    assert VAGUE.findall(prose) + TALK.findall(prose) == []
+
+
+def test_headings_and_quotations_are_not_prose() -> None:
+    assert TALK.findall(
+        NOT_PROSE.sub("", "# It looks\nThe hook `tells` it.\n```\nheard\n```\nIt told the node.\n")
+    ) == ["told"]
 
 
 def test_the_picture_that_compares_is_what_its_script_draws() -> None:

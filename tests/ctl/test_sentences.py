@@ -1,4 +1,4 @@
-"""No sentence that a newcomer reads first is long: the README, the quick starts, and each ``vgpuctl … --help``."""
+"""No sentence is long: of the README, the quick starts, figures, pages of operators, and each ``vgpuctl … --help``."""
 
 from __future__ import annotations
 
@@ -15,10 +15,16 @@ from vgpu.ctl.main import app
 ROOT = Path(__file__).parents[2]
 MOST_WORDS = 30
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("quickstart-*.md"))]
+SHORT_ENTRIES = [
+    *(path for path in sorted((ROOT / "docs" / "performance").glob("*.md")) if path.name != "light.md"),
+    *(ROOT / "docs" / f"{page}.md" for page in ("concepts", "dashboard", "operations", "top", "trace")),
+]
+"""Pages in which a quoted command counts as one word, and a cell of a table may list entries between semicolons."""
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"!?\[([^\]]*)\]\([^)\s]*\)")
 NEW_TEXT = re.compile(r"#|[*-] |\d+\. ")
 ROW_OF_HELP = re.compile(r"^.*\S {2,}\S.*$", re.MULTILINE)
+QUOTED = re.compile(r"`[^`]*`")
 END_OF_SENTENCE = re.compile(r"[.!?][)*\"]*\s+")
 
 
@@ -41,6 +47,12 @@ def long_sentences(markdown: str) -> list[str]:
     return [sentence for sentence in sentences if len(sentence.split()) > MOST_WORDS]
 
 
+def long_entries(markdown: str) -> list[str]:
+    """As ``long_sentences``; see ``SHORT_ENTRIES``."""
+    lines = QUOTED.sub("`quoted`", markdown).splitlines()
+    return long_sentences("\n".join(line.replace("; ", "| ") if line.startswith("|") else line for line in lines))
+
+
 def helps(command: Any, name: str = "vgpuctl") -> Iterator[tuple[str, str]]:
     """``command`` and all below it, with each text of their help; its tables are as in Markdown."""
     told = (command.help, command.epilog, *(getattr(parameter, "help", None) for parameter in command.params))
@@ -53,6 +65,11 @@ def helps(command: Any, name: str = "vgpuctl") -> Iterator[tuple[str, str]]:
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_sentences_of_documents_are_short(document: Path) -> None:
     assert long_sentences(document.read_text()) == []
+
+
+@pytest.mark.parametrize("document", SHORT_ENTRIES, ids=lambda path: path.name)
+def test_sentences_and_entries_of_tables_are_short(document: Path) -> None:
+    assert long_entries(document.read_text()) == []
 
 
 def test_sentences_of_help_are_short() -> None:
@@ -68,3 +85,11 @@ def test_a_sentence_of_31_words_is_long() -> None:
     assert long_sentences(f"Before. {long}.\nAfter.") == [" ".join([*words, "more"])]
     assert long_sentences(f"| cell | {long} |") != []
     assert long_sentences(f"```console\n{long}\n```\n") == []
+
+
+def test_an_entry_of_a_table_ends_at_a_semicolon_and_a_command_is_one_word() -> None:
+    half = " ".join(["word"] * 20)
+    assert long_entries(f"| {half}; {half} |") == []
+    assert long_entries(f"{half}; {half}") != []
+    assert long_entries(f"| {half} {half} |") != []
+    assert long_entries(f"{half} `{half}`") == []
