@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -17,7 +18,7 @@ from textual.widgets import Input, Static
 from tests.top.played_node import PlayedNode, event, three
 from vgpu.ctl.observe.top import parse_changes
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import Inspect, Remove, Set, Watch
+from vgpu.protocol.messages import Inspect, Migrate, Processes, Remove, Set, Watch
 from vgpu.top.app import Top
 from vgpu.top.dialogs import Ask, Confirm, TextScreen
 from vgpu.top.panels import NodeFacts
@@ -95,7 +96,7 @@ def test_what_is_to_be_seen(played: PlayedNode) -> None:
             assert said in shown, said
         assert shown.isprintable() or "\n" in shown
         played.tell(event=event("ended", SECOND, "process 7 died"))
-        await until(pilot, lambda: f"ended {SECOND}: process 7 died" in screen(app), "the event")
+        await until(pilot, lambda: f"ended infer ({SECOND}): process 7 died" in screen(app), "the event")
 
     play(looks)
 
@@ -133,7 +134,7 @@ def test_programs_are_shown_and_hidden(played: PlayedNode) -> None:
         await pilot.press("down", "enter")
         await until(pilot, lambda: "222" in screen(app), "its programs")
         lines = screen(app).splitlines()
-        at = next(i for i, line in enumerate(lines) if SECOND in line)
+        at = next(i for i, line in enumerate(lines) if "infer" in line)
         assert "111" in lines[at + 1]
         assert "222" in lines[at + 2]
         assert THIRD in lines[at + 3]
@@ -172,6 +173,67 @@ def test_the_filter_and_the_gpu_choose_rows(played: PlayedNode) -> None:
 
     play(filters)
     play(chooses)
+
+
+def test_rows_are_grouped_below_headings(played: PlayedNode) -> None:
+    async def groups(app: Top, pilot: Pilot[None]) -> None:
+        first, second, third = three()
+        away = {"state": "suspended", "processes": 0}
+        played.tell_vgpus(first, second.model_copy(update=away), third.model_copy(update={"state": "running"}))
+        await until(pilot, lambda: "suspended" in screen(app), "the state")
+        await pilot.press("b")
+        assert re.search(r"^ \S+  3 vGPUs, 2 programs, 4\.5/24 GiB", screen(app), re.M)
+        await pilot.press("b")
+        lines = [line.split()[:2] for line in screen(app).splitlines() if re.match(r" (running|suspended)  ", line)]
+        assert lines == [["running", "2"], ["suspended", "1"]]
+        await pilot.press("b")
+        assert re.search(r"^ GPU 1  1 vGPU, 1 program,", screen(app), re.M)
+        await pilot.press("b")
+        assert app.choice.group == ""
+        assert "3 vGPUs, 2 programs, " not in screen(app)
+
+    play(groups)
+
+
+def test_a_row_has_the_command_of_its_programs(played: PlayedNode) -> None:
+    async def reads(app: Top, pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: re.search(r"infer .*train\.py", screen(app)), "the command")
+        told = len(asked(played, Processes))
+        played.tell_vgpus(*three())
+        played.tell(event=event("ended", SECOND, "process 7 died"))
+        await until(pilot, lambda: "process 7 died" in screen(app), "the next reading")
+        assert len(asked(played, Processes)) == told  # as many programs as before
+
+    play(reads, (220, 36))
+
+
+def test_suspending_and_migrating(played: PlayedNode) -> None:
+    def moved(request: Migrate) -> dict[str, Any]:
+        if request.gpu == "7":
+            raise VgpuError(ErrorCode.NOT_FOUND, "there is no GPU 7")
+        return three()[0].model_copy(update={"gpu_index": 1}).model_dump(mode="json")
+
+    async def acts(app: Top, pilot: Pilot[None]) -> None:
+        await pilot.press("z")
+        await until(pilot, lambda: f"done train ({FIRST}) is suspended" in screen(app), "the end of it")
+        played.tell_vgpus(three()[0].model_copy(update={"state": "suspended"}), *three()[1:])
+        await until(pilot, lambda: re.search(r"train +\S+ +\d +suspended ", screen(app)), "the state")
+        await pilot.press("z")
+        await until(pilot, lambda: f"done train ({FIRST}) is resumed" in screen(app), "it goes on")
+        await pilot.press("m")
+        ask = await met(pilot, Ask, "#reason")
+        assert "GPU 1: " in str(ask.query(Static).first().content)
+        for wrong, why in (("", "number of a GPU"), ("7", "there is no GPU 7")):
+            ask.query_one(Input).value = wrong
+            await pilot.press("enter")
+            await until(pilot, lambda why=why: why in str(ask.query_one("#reason", Static).content), why)  # type: ignore[misc]
+        ask.query_one(Input).value = "1"
+        await pilot.press("enter")
+        await until(pilot, lambda: f"done train ({FIRST}) is on GPU 1" in screen(app), "the move")
+
+    one = three()[0].model_dump(mode="json")
+    played.answers |= {"suspend": lambda request: one, "resume": lambda request: one, "migrate": moved}
+    play(acts)
 
 
 def test_a_pause_holds_what_is_shown(played: PlayedNode) -> None:
@@ -270,8 +332,8 @@ def test_resizing_takes_the_words_of_set(played: PlayedNode) -> None:
         await until(pilot, lambda: app.screen is not ask, "the end of the prompt")
         changes = asked(played, Set)[-1].changes
         assert (changes.sm_percent, changes.memory_bytes, changes.priority) == (50.0, 16 << 30, "high")
-        await until(pilot, lambda: f"{FIRST}: a warning" in screen(app), "its warning")
-        assert f"done {FIRST} (train) now has 30 %" in screen(app)
+        await until(pilot, lambda: f"train ({FIRST}): a warning" in screen(app), "its warning")
+        assert f"done train ({FIRST}) now has 30 %" in screen(app)
         await pilot.press("r", "escape")
         await until(pilot, lambda: not isinstance(app.screen, Ask), "nothing is asked any more")
 
@@ -293,7 +355,7 @@ def test_removing_asks_first(played: PlayedNode) -> None:
         await until(pilot, lambda: app.screen is not asks, "nothing is asked any more")
         assert not asked(played, Remove)
         await pilot.press("x", "y")
-        await until(pilot, lambda: f"{FIRST} (train) is removed" in screen(app), "the removal")
+        await until(pilot, lambda: f"train ({FIRST}) is removed" in screen(app), "the removal")
         assert asked(played, Remove)[-1].vgpu == FIRST
         played.tell_vgpus(three()[0].model_copy(update={"processes": 0}))
         await until(pilot, lambda: len(order(app)) == 1, "one without programs")
@@ -341,7 +403,7 @@ def test_the_mouse_selects_expands_and_sorts(played: PlayedNode) -> None:
 def test_it_fits(played: PlayedNode, size: tuple[int, int]) -> None:
     async def looks(app: Top, pilot: Pilot[None]) -> None:
         shown = screen(app)
-        assert all(vgpu_id in shown for vgpu_id in (FIRST, SECOND, THIRD))
+        assert all(label in shown for label in ("train", "infer", THIRD))
         assert all(len(line) <= size[0] for line in shown.splitlines())
         assert "10/30 %" in shown
         assert "50.0" in shown
@@ -355,7 +417,7 @@ def test_it_fits(played: PlayedNode, size: tuple[int, int]) -> None:
 def test_what_is_selected_stays_in_view(played: PlayedNode) -> None:
     async def scrolls(app: Top, pilot: Pilot[None]) -> None:
         first = three()[0]
-        played.tell_vgpus(*(first.model_copy(update={"vgpu_id": f"vgpu-{i:08x}"}) for i in range(64)))
+        played.tell_vgpus(*(first.model_copy(update={"vgpu_id": f"vgpu-{i:08x}", "name": None}) for i in range(64)))
         await until(pilot, lambda: len(order(app)) == 64, "64")
         await pilot.press("end")
         await until(pilot, lambda: "vgpu-0000003f" in screen(app), "the last one")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.ctl.fake_node import gpu_reading, process_reading, vgpu_reading
 from vgpu.ctl.observe.top import speaks_utf8
+from vgpu.ctl.present import tables
 from vgpu.protocol.messages import OutsideProcess, ProcessReading
 from vgpu.top.colours import DARK, LIGHT, STYLES, Palette, is_light, selected_style, styles
 from vgpu.top.columns import (
@@ -21,7 +24,7 @@ from vgpu.top.columns import (
     share_text,
     short_duration,
 )
-from vgpu.top.draw import ASCII, UNICODE, Glyphs, Span, bar, cut, fitting, fixed, spark, width_of
+from vgpu.top.draw import ASCII, UNICODE, Glyphs, Span, bar, cut, cut_in_the_middle, fitting, fixed, spark, width_of
 from vgpu.top.model import Choice, History, Model, Remark, Row
 from vgpu.top.panels import NodeFacts, gpu_lines, node_line, remark_lines
 
@@ -103,6 +106,7 @@ def test_rows_and_titles_are_as_wide_as_the_terminal_at_most(
             assert width_of(line) <= width
     kept = {column.title for column, _ in made.columns}
     assert {"VGPU", "STATE", "HELD/SHARE", "TOKENS/S"} <= kept
+    assert made.columns[0][0].title == "VGPU"
     assert {
         name
         for span in row_line(Row(vgpus[0], History(), None), made, 0.0, UNICODE, selected=False)
@@ -112,11 +116,13 @@ def test_rows_and_titles_are_as_wide_as_the_terminal_at_most(
 
 def test_what_is_there_at_which_width() -> None:
     vgpus = [vgpu_reading(name="train"), vgpu_reading(vgpu_id="vgpu-2", gpu_index=1)]
-    narrow, usual, wide = (layout(width, vgpus) for width in (60, 120, 200))
+    narrow, usual, wide = (layout(width, vgpus) for width in (60, 120, 240))
     assert [column.title for column, _ in narrow.columns] == ["VGPU", "STATE", "HELD/SHARE", "TOKENS/S", "MEMORY"]
     assert [column.title for column, _ in wide.columns] == [column.title for column in COLUMNS if column.title != "SMS"]
     assert {column.title: size for column, size in usual.columns}["HELD/SHARE"] >= 21  # with its bar
-    assert layout(200, [vgpu_reading()]).orders == tuple(order for order in wide.orders if order not in ("name", "gpu"))
+    assert layout(240, [vgpu_reading(name=None)]).orders == tuple(
+        order for order in wide.orders if order not in ("vgpu", "gpu")
+    )
     found = usual.at(2)
     assert found is not None
     assert found.title == "VGPU"
@@ -127,10 +133,68 @@ def test_what_is_there_at_which_width() -> None:
 def test_a_name_and_a_limit_of_memory_are_seen_whole(width: int) -> None:
     vgpu = vgpu_reading(name="trainer", memory_used_bytes=480 << 20, memory_limit_bytes=57_549 << 20)
     made = layout(width, [vgpu])
-    assert "NAME" in [column.title for column, _ in made.columns]
     line = text(row_line(Row(vgpu, History(), None), made, 0.0, UNICODE, selected=False))
-    assert " trainer " in line
+    assert line[2:].startswith("trainer ")
     assert "0.47/56.2 GiB" in line
+
+
+@pytest.mark.parametrize(("width", "least"), [(60, 13), (80, 19), (120, 26), (200, 26)])
+def test_a_wider_terminal_shows_more_of_a_name(width: int, least: int) -> None:
+    names = [f"{user}-llama-7b-inference-{i}" for i, user in enumerate(("alice", "carol"))]
+    vgpus = [vgpu_reading(vgpu_id=f"vgpu-{i}", name=name) for i, name in enumerate(names)]
+    made = layout(width, vgpus)
+    assert made.columns[0][1] >= min(least, max(map(len, names)))
+    shown = [text(row_line(Row(v, History(), None), made, 0.0, UNICODE, selected=False))[2:].split()[0] for v in vgpus]
+    assert shown[0] != shown[1]
+    assert [label[0] for label in shown] == ["a", "c"]
+    assert [label[-2:] for label in shown] == ["-0", "-1"]  # cut in the middle
+
+
+def test_the_bar_stays_longer_than_the_history() -> None:
+    vgpu = vgpu_reading(name="mallory-llama-7b-inference", held_ratio=0.5, guarantee_ratio=0.25)
+    made = layout(80, [vgpu])
+    assert "LAST 2 MIN" not in [column.title for column, _ in made.columns]
+    assert "┼" in text(row_line(Row(vgpu, History(), None), made, 0.0, ASCII, selected=False)).replace("|", "┼")
+
+
+def test_an_id_is_the_label_where_there_is_no_name() -> None:
+    vgpu = vgpu_reading(name=None)
+    made = layout(160, [vgpu])
+    assert "ID" not in [column.title for column, _ in made.columns]
+    assert text(row_line(Row(vgpu, History(), None), made, 0.0, UNICODE, selected=False))[2:].startswith(vgpu.vgpu_id)
+
+
+@given(st.text("abc-漢", max_size=30), st.integers(1, 20))
+def test_text_cut_in_the_middle_fits(said: str, width: int) -> None:
+    assert width_of([Span(cut_in_the_middle(said, width))]) <= width
+    assert cut_in_the_middle("infer-service-1", 9) == "infe…ce-1"
+
+
+def test_all_bars_have_one_scale() -> None:
+    """A bar of 20 cells is the whole GPU; the notch is the promise."""
+    vgpus = [
+        vgpu_reading(
+            held_ratio=part, guarantee_ratio=part, limit_ratio=part, memory_used_bytes=0, memory_limit_bytes=size
+        )
+        for part, size in ((0.3, 14 << 30), (0.7, 70 << 30))
+    ]
+    bars = {column.order: column.draw for column in COLUMNS}
+    for vgpu, share, memory in zip(vgpus, (6, 14), (2, 10), strict=True):
+        row = Row(vgpu, History(), None, "", 140 << 30)
+        held = text(bars["held"](row, 0.0, 12 + 1 + 20, UNICODE))[:20]
+        assert held == "━" * share + "┼" + "─" * (19 - share)
+        used = text(bars["memory"](row, 0.0, 13 + 1 + 20, UNICODE))[:20]
+        assert used == "─" * memory + "┼" + "─" * (19 - memory)
+
+
+def test_no_sum_is_over_100_percent() -> None:
+    gpu = gpu_reading(mode="spatial", held_ratio=2.0, busy_ratio=1.4, guaranteed_ratio=1.3)
+    for width, most in ((80, 1), (120, 1), (160, 3)):
+        told = "\n".join(map(text, gpu_lines([gpu], {}, 0.0, width, most, UNICODE)))
+        assert not re.search(r"\b(1[0-9][1-9]|1[1-9][0-9]|[2-9]\d\d)(\.\d)? %", told), told
+    assert "2.0 vGPUs at once" in told
+    assert "1.3 times promised" in told
+    assert tables.gpu_held(2.0) == "100 %, 2.0 vGPUs at once"
 
 
 def test_a_row_says_what_is_held_of_what_share() -> None:

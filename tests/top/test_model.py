@@ -181,6 +181,14 @@ def test_remarks_are_bounded_and_name_the_vgpu_once() -> None:
     model.add_event(EventReading(at_unix_s=3.0, kind="ended", gpu_index=0, vgpu_id="vgpu-1", text="process 7 died"))
     model.add_event(EventReading(at_unix_s=3.0, kind="created", gpu_index=0, vgpu_id="vgpu-1", text="vgpu-1 created"))
     assert [remark.text for remark in model.remarks][1:] == ["vgpu-1: process 7 died", "vgpu-1 created"]
+    named = reading(1, name="train")
+    model.take(snapshot(named))
+    model.add_event(
+        EventReading(at_unix_s=3.5, kind="ended", gpu_index=0, vgpu_id=named.vgpu_id, text="process 8 died")
+    )
+    assert model.named_remarks(1)[0].text == "train (vgpu-00000001): process 8 died"
+    model.take(snapshot())
+    assert model.named_remarks(1)[0].text == "train (vgpu-00000001): process 8 died"
     for _ in range(2 * REMARKS):
         model.remark(4.0, "done", "again")
     assert len(model.remarks) == REMARKS

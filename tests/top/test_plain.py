@@ -11,8 +11,10 @@ from rich.text import Text
 
 from tests.ctl.fake_node import gpu_reading
 from tests.top.played_node import PlayedNode
+from vgpu.ctl.commandlines import program_line
 from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
+from vgpu.printable import command_name
 from vgpu.protocol.messages import Snapshot, Watch
 
 
@@ -106,3 +108,13 @@ def test_without_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setenv("VGPU_RUNTIME_DIR", str(tmp_path))
     assert run(["top", "--once"]) == Exit.NODE_DOWN
     assert "no node answers" in capsys.readouterr().err
+
+
+def test_a_program_line_has_no_folders_and_all_arguments(tmp_path: Path) -> None:
+    folder = tmp_path / "7"
+    folder.mkdir()
+    (folder / "cmdline").write_bytes(b"/opt/env/bin/python\0train.py\0--data\0/data/images\0")
+    command = command_name("/opt/env/bin/python")
+    assert program_line(7, command, tmp_path) == "python train.py --data /data/images"
+    assert program_line(8, command, tmp_path) == "python"
+    assert program_line(7, "another", tmp_path) == "another"

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import httpx
 import pytest
 
+from tests.ctl.fake_node import process_reading
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from tests.web.conftest import Dashboard
 from vgpu.errors import ErrorCode
+from vgpu.printable import command_name
 from vgpu.protocol.messages import GpuStatus, ProcessReading, Snapshot, VgpuDetail, VgpuStatus
 from vgpu.protocol.trace import TraceChunk
-from vgpu.web.api import STATUS_OF
+from vgpu.web.api import STATUS_OF, Labels, named
 from vgpu.web.history import History
 
 
@@ -63,12 +69,28 @@ def test_every_reading_is_the_control_links_model(api: httpx.Client, vgpu: VgpuS
     assert VgpuDetail.model_validate(api.get("vgpus/over-http").json()).vgpu.vgpu_id == vgpu.vgpu_id
     assert list(map(ProcessReading.model_validate, api.get("processes").json())) == []
     assert api.get("status").json()["simulated"]
+    labels = Labels.model_validate(api.get("labels").json())
+    assert labels.host == socket.gethostname()
+    assert labels.users == {str(os.getuid()): pwd.getpwuid(os.getuid()).pw_name}
+    assert labels.commands == {}
 
     def happened() -> bool:  # the node hears of it from the server, as everybody does from the node
         return "created" in {event["kind"] for event in api.get("events", params={"vgpu": vgpu.vgpu_id}).json()}
 
     eventually(happened, "the event")
     History.model_validate(api.get("history?seconds=60").json())
+
+
+def test_a_label_is_the_command_line_of_the_first_program(vgpu: VgpuStatus) -> None:
+    own = command_name(Path("/proc/self/cmdline").read_bytes().decode().split("\0")[0])
+    attached = [
+        ProcessReading.model_validate(process_reading(vgpu_id=vgpu.vgpu_id, slot=slot, pid=pid, command=command))
+        for slot, pid, command in ((1, 1 << 22, "second"), (0, os.getpid(), own))
+    ]
+    labels = named([vgpu], attached)
+    program, *arguments = labels.commands[vgpu.vgpu_id].split()
+    assert program == Path(own).name
+    assert arguments
 
 
 def test_a_vgpu_is_changed_suspended_resumed_moved(api: httpx.Client, vgpu: VgpuStatus) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +16,7 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
 from tests.web.conftest import Dashboard
+from vgpu.spec import VgpuSpec
 
 CHROMIUM = Path("/usr/bin/chromium")
 ARGUMENTS = [
@@ -92,10 +96,10 @@ def test_the_token_is_gone_from_the_address(page: Page, dashboard: Dashboard) ->
 
 def test_a_vgpu_is_created_with_the_keyboard(page: Page, node: SimulatedNode) -> None:
     page.keyboard.press("n")
-    expect(page.get_by_label("Compute")).to_be_focused()
+    expect(page.get_by_label(re.compile("^Compute"))).to_be_focused()
     page.keyboard.type("30%")
-    page.get_by_label(re.compile("^Memory as in")).fill("1G")
-    page.get_by_label(re.compile("^Name instead")).fill("web-made")
+    page.get_by_label(re.compile("^Memory such as")).fill("1G")
+    page.get_by_label(re.compile("^Name optional")).fill("web-made")
     page.get_by_label("GPU", exact=True).select_option("0")
     expect(page.locator("#edit-command")).to_have_text("vgpuctl create --sm 30% --mem 1G --name web-made --gpu 0")
     page.keyboard.press("Tab")
@@ -156,7 +160,7 @@ def test_its_leases_are_on_the_timeline(page: Page) -> None:
 def test_it_is_resized_and_gets_more(page: Page) -> None:
     mine = row(page, "web-made")
     mine.get_by_role("button", name="Resize web-made").click()
-    page.get_by_label("Compute").fill("60")
+    page.get_by_label(re.compile("^Compute")).fill("60")
     expect(page.locator("#edit-command")).to_have_text("vgpuctl set web-made --sm 60")
     page.locator("#edit-go").click()
     expect(mine.locator(".cell.share")).to_contain_text("of 60 %")
@@ -165,18 +169,31 @@ def test_it_is_resized_and_gets_more(page: Page) -> None:
 
 def test_what_is_refused_is_said_in_the_nodes_words_and_nothing_is_lost(page: Page) -> None:
     page.keyboard.press("n")
-    page.get_by_label("Compute").fill("70")
+    page.get_by_label(re.compile("^Compute")).fill("70")
     page.get_by_label("GPU", exact=True).select_option("0")
     page.locator("#edit-go").click()
     expect(page.locator("#edit-refused")).to_contain_text("70% of the GPU's time asked for, 40% is left")
     expect(page.locator("#edit-refused code")).to_have_text("the largest that fits: --sm 40")
-    expect(page.get_by_label("Compute")).to_have_value("70")
-    page.get_by_label("Compute").fill("170")
-    page.get_by_label(re.compile("^Memory as in")).fill("8 apples")
+    expect(page.get_by_label(re.compile("^Compute"))).to_have_value("70")
+    page.get_by_role("button", name="Use compute 40").press("Enter")
+    expect(page.get_by_label(re.compile("^Compute"))).to_have_value("40")
+    expect(page.locator("#edit-command")).to_have_text("vgpuctl create --sm 40 --gpu 0")
+    page.get_by_label(re.compile("^Compute")).fill("170")
+    page.get_by_label(re.compile("^Memory such as")).fill("8 apples")
     page.locator("#edit-go").click()
     said = "Compute: 170 is not between 1 and 100 percent; Memory: '8 apples' is not a size"
     expect(page.locator("#edit-refused p")).to_have_text(re.compile(said))
     expect(page.locator("#edit-refused code")).to_be_hidden()
+    for field, why in (("sm_percent", "170 is not between"), ("memory_bytes", "'8 apples' is not a size")):
+        expect(page.locator(f"#edit-{field}")).to_have_attribute("aria-invalid", "true")
+        expect(page.locator(f"#edit-{field}-wrong")).to_contain_text(why)
+    expect(page.locator("#edit-sm_percent")).to_be_focused()
+    page.keyboard.type("3")
+    expect(page.locator("#edit-sm_percent-wrong")).to_have_count(0)
+    page.locator("#edit-sm_percent").fill("")
+    page.locator("#edit-go").click()
+    expect(page.locator("#edit-refused p")).to_have_text("Compute: type a number from 1 to 100.")
+    expect(page.locator("#edit-marks")).to_contain_text("must be filled in")
     page.keyboard.press("Escape")
     expect(page.locator("#edit")).to_be_hidden()
 
@@ -240,6 +257,125 @@ def test_colours_are_chosen_and_kept(page: Page) -> None:
     assert ground() == light
 
 
+ADVICE = """async (text) => {
+  const { advised } = await import("/static/advice.js");
+  const did = [];
+  const { vgpus, gpus } = await (await fetch("/api/v1/snapshot")).json();
+  const page = {
+    snapshot: () => ({ gpus }),
+    dialogs: { resize: (vgpu, wanted) => did.push(["resize", vgpu.name, wanted]), remove: () => did.push(["remove"]) },
+    sharing: { open: (gpu, wanted) => did.push(["share", gpu.index, wanted]) },
+    act: (button, method, path) => did.push([method, path.replace(vgpus[0].vgpu_id, "ID")]),
+  };
+  const [words, buttons] = advised(text.replaceAll("ID", vgpus[0].vgpu_id), page, vgpus[0]);
+  buttons.forEach((button) => button.click());
+  return [words.replaceAll(vgpus[0].vgpu_id, "ID"), buttons.map((button) => button.textContent), did];
+}"""
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "buttons", "did"),
+    [
+        (
+            "It used 12 %: vgpuctl set ID --sm 15 --mem 640M. In spatial mode: vgpuctl gpu set 0 --mode spatial, once",
+            "It used 12 %. In spatial mode, once",
+            ["Resize to compute 15 % and memory 640M…", "Change GPU 0 to spatial mode…"],
+            [["resize", "web-made", {"sm_percent": "15", "memory_bytes": "640M"}], ["share", 0, {"mode": "spatial"}]],
+        ),
+        ("it sleeps: vgpuctl resume ID", "it sleeps", ["Resume"], [["POST", "vgpus/ID/resume"]]),
+        ("of another: vgpuctl set vgpu-0 --sm 3", "of another: vgpuctl set vgpu-0 --sm 3", [], []),
+        ("unknown: vgpuctl set ID --no-such 3", "unknown: vgpuctl set ID --no-such 3", [], []),
+    ],
+)
+def test_what_the_page_advises_has_a_button(
+    page: Page, text: str, words: str, buttons: list[str], did: list[object]
+) -> None:
+    assert page.evaluate(ADVICE, text) == [words, buttons, did]
+
+
+def test_a_row_names_its_user_and_its_command(page: Page) -> None:
+    user = pwd.getpwuid(os.getuid()).pw_name
+    mine = row(page, "web-made")
+    eventually(lambda: mine.locator(".by").inner_text().startswith(f"{user} · "), "the user and the command")
+    assert "vgpu.workload" in mine.locator(".by").inner_text()
+    expect(page.locator("#host")).to_have_text(socket.gethostname())
+    page.locator("#filter").fill(user)
+    expect(mine).to_be_visible()
+    page.locator("#filter").fill("")
+
+
+def test_all_bars_have_one_scale(page: Page) -> None:
+    """The notch of 60 % stands at six tenths of the bar, and the bar is the whole GPU."""
+    bar = row(page, "web-made").locator(".cell.share .bullet")
+    place = "bar => bar.querySelector('.tick').getBoundingClientRect().left - bar.getBoundingClientRect().left"
+    width = bar.evaluate("bar => bar.getBoundingClientRect().width")
+    assert abs(bar.evaluate(place) / width - 0.6) < 0.02
+
+
+SUMS = """async () => {
+  const { whole, atOnce } = await import("/static/format.js");
+  return [whole(2.0), atOnce(2.0), whole(0.5), atOnce(1.0)];
+}"""
+
+
+def test_no_sum_is_over_100_percent(page: Page) -> None:
+    assert page.evaluate(SUMS) == ["100 %", "2.0 vGPUs at once", "50.0 %", ""]
+
+
+def test_forty_rows_are_sorted_grouped_and_fit_the_window(page: Page, node: SimulatedNode) -> None:
+    before = page.viewport_size
+    assert before is not None
+    with node.link() as link:
+        made = [
+            link.create(VgpuSpec.parse(sm_percent=1, memory_bytes="64M", name=f"crowd-{i:02}"), str(i % 2)).vgpu_id
+            for i in range(39)
+        ]
+        expect(page.locator(".vgpu")).to_have_count(40)
+        expect(page.locator("body")).to_have_attribute("data-rows", "compact")
+        page.set_viewport_size({"width": 1440, "height": 900})
+        page.reload()  # without opened details
+        overflow = "document.documentElement.scrollHeight - innerHeight"
+        eventually(lambda: page.evaluate(overflow) <= 0, "40 vGPUs fit 1440 by 900")
+        labels = page.locator(".gpu").first.locator(".vgpu .who b")
+        page.locator("#order").select_option("name")
+        eventually(lambda: labels.all_inner_texts()[:2] == ["crowd-00", "crowd-02"], "sorted by name")
+        page.keyboard.press("Escape")
+        page.locator("#order").evaluate("select => select.blur()")
+        page.keyboard.press("s")
+        expect(page.locator("#order")).to_have_value("user")
+        page.keyboard.press("g")
+        user = pwd.getpwuid(os.getuid()).pw_name
+        expect(page.locator(".group b")).to_have_text([user, user])
+        page.keyboard.press("g")
+        expect(page.locator(".group b").last).to_have_text("idle")
+        page.keyboard.press("c")
+        expect(page.locator("body")).to_have_attribute("data-rows", "full")
+        page.locator("#group").select_option("nothing")
+        page.locator("#order").select_option("age")
+        page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+        page.keyboard.press("c")
+        expect(page.locator("body")).to_have_attribute("data-rows", "compact")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        page.set_viewport_size(before)
+        for vgpu_id in made:
+            link.remove(vgpu_id)
+    expect(page.locator(".vgpu")).to_have_count(1)
+    page.evaluate("localStorage.clear()")
+    page.reload()
+    expect(page.locator("body")).to_have_attribute("data-rows", "full")
+
+
+def test_a_vgpu_is_reached_by_keys_alone(page: Page) -> None:
+    expect(row(page, "web-made")).to_be_visible()
+    page.keyboard.press("ArrowDown")
+    expect(row(page, "web-made").locator(".toggle")).to_be_focused()
+    for key, dialog in (("r", "#edit"), ("m", "#move"), ("x", "#remove"), ("?", "#keys")):
+        page.keyboard.press(key)
+        expect(page.locator(dialog)).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator(dialog)).to_be_hidden()
+
+
 LONGEST = [["123.4"], ["100 %"], ["100 %"], ["100 %", "of SMs × time"], ["53.9 / 140 GiB"], ["100 %"],
            ["700 W", "100 °C, 1980 MHz"]]  # fmt: skip
 ROWS_OF_FIGURES = """([gpu, longest]) => {
@@ -295,7 +431,7 @@ def test_it_is_removed_once_its_program_is_not_in_the_way(page: Page) -> None:
     mine.get_by_role("button", name="Remove…").click()
     page.locator("#remove-go").click()
     expect(page.locator("#remove-refused")).to_contain_text("process")
-    page.get_by_label("Although programs run in it").check()
+    page.get_by_label("Remove it although programs run in it").check()
     page.locator("#remove-go").click()
     expect(mine).to_have_count(0)
     expect(page.locator("#events .kind", has_text="removed").first).to_be_visible()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
 from vgpu.printable import command_name, printable
 
+_FOLDERS: Final = re.compile(r"^\S*/(?=\S)")
 LONGEST: Final = 160
 """Letters of a command line in a table."""
 
@@ -22,3 +24,8 @@ def with_arguments(pid: int, command: str, proc: Path = Path("/proc")) -> str:
         return command
     line = " ".join(printable(" ".join(words)).split())
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
+
+
+def program_line(pid: int, command: str, proc: Path = Path("/proc")) -> str:
+    """As ``with_arguments``, with the program's file name alone: its arguments tell programs apart."""
+    return _FOLDERS.sub("", with_arguments(pid, command, proc))

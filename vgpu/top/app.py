@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -22,25 +22,28 @@ from textual.message import Message
 from textual.screen import Screen
 from textual.widgets import Footer, Input
 
+from vgpu.ctl.commandlines import program_line
 from vgpu.ctl.present.tables import promised
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
-from vgpu.protocol.messages import EventReading, ProcessList, Snapshot, VgpuStatus
+from vgpu.protocol.messages import EventReading, ProcessReading, Snapshot, VgpuStatus
 from vgpu.spec import VgpuChanges
 from vgpu.top.colours import DARK, LIGHT, is_light, theme
-from vgpu.top.columns import Layout, head_line, layout, process_line, programs_line, row_line
+from vgpu.top.columns import Layout, group_line, head_line, layout, process_line, programs_line, row_line
 from vgpu.top.details import detail_text, help_text
 from vgpu.top.dialogs import Ask, Confirm, TextScreen
 from vgpu.top.draw import ASCII, UNICODE, Line, Span
 from vgpu.top.feed import Feed, Lost, Met, News
-from vgpu.top.model import ORDERS, Choice, Model, Row
-from vgpu.top.panels import NodeFacts, gpu_lines, node_line, remark_lines
+from vgpu.top.model import ORDERS, Choice, Model, Row, group_of
+from vgpu.top.panels import NodeFacts, gpu_lines, node_line, remark_lines, room_text
 from vgpu.top.widgets import Brush, Lines, Table
 from vgpu.units import format_bytes
 
 T = TypeVar("T")
 R = TypeVar("R")
 INTERVALS_S: Final = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0)
+COMMANDS_S: Final = 10.0
+"""A column of commands is at most that old."""
 _UPS: Final = frozenset(order.name for order in ORDERS if order.up)
 
 Parse = Callable[[str, str], VgpuChanges]
@@ -68,16 +71,19 @@ class Top(App[None]):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("q,ctrl+c,ctrl+q", "quit", "quit", key_display="q"),
         Binding("question_mark,h", "help", "help", key_display="?"),
-        Binding("enter,space", "expand", "programs", key_display="Enter"),
-        Binding("s,greater_than_sign", "order(1)", "sort", key_display="s"),
-        Binding("less_than_sign", "order(-1)", show=False),
-        Binding("S", "reverse", "reverse", key_display="S"),
-        Binding("slash", "filter", "filter", key_display="/"),
-        Binding("g", "gpu", "GPU"),
-        Binding("p", "pause", "pause"),
+        Binding("enter,space", "expand", "open", key_display="Enter"),
         Binding("i", "inspect", "inspect"),
         Binding("r", "resize", "resize"),
         Binding("x", "remove", "remove"),
+        Binding("s,greater_than_sign", "order(1)", "sort", key_display="s"),
+        Binding("b", "group", "group"),
+        Binding("slash", "filter", "filter", key_display="/"),
+        Binding("z", "suspend", "suspend"),
+        Binding("m", "migrate", "migrate"),
+        Binding("g", "gpu", "GPU"),
+        Binding("p", "pause", "pause"),
+        Binding("S", "reverse", "reverse", key_display="S"),
+        Binding("less_than_sign", "order(-1)", show=False),
         Binding("plus,equals_sign", "interval(1)", show=False),
         Binding("minus", "interval(-1)", show=False),
         Binding("t", "theme", show=False),
@@ -108,6 +114,8 @@ class Top(App[None]):
         self._rows: list[Row] = []
         self._layout: Layout = layout(80, [])
         self._asking = False
+        self._asked_s = 0.0
+        self._numbers: dict[str, int] = {}
         self._feed = Feed(path, interval_s, self._pass_on)
 
     def _new_brush(self) -> Brush:
@@ -183,13 +191,19 @@ class Top(App[None]):
         self.model.lost = None
 
     def _ask_for_programs(self) -> None:
-        if self.choice.expanded and not self._asking:
-            self._asking = True
-            self._ask(lambda link: link.processes(), self._know, self._ask_again)
+        """The programs of all vGPUs: at each reading if they are shown, else when their number changes or
+        ``COMMANDS_S`` have passed."""
+        if self.model.shown is None or self._asking:
+            return
+        now_s, numbers = time.monotonic(), {v.vgpu_id: v.processes for v in self.model.shown.vgpus if v.processes}
+        due = numbers != self._numbers or now_s - self._asked_s >= COMMANDS_S
+        if self.choice.expanded or (numbers and due):
+            self._asking, self._asked_s, self._numbers = True, now_s, numbers
+            self._ask(described, self._know, self._ask_again)
 
-    def _know(self, found: ProcessList) -> None:
+    def _know(self, found: Sequence[ProcessReading]) -> None:
         self._asking = False
-        self.model.know(found.processes)
+        self.model.know(found)
         self.redraw()
 
     def _ask_again(self, error: VgpuError) -> None:
@@ -235,7 +249,7 @@ class Top(App[None]):
         self.query_one("#head", Lines).show([head_line(self._layout, self.choice, glyphs, _UPS)])
         table.show(list(self._table(now, inner)), self.choice.selected)
         several = 1 if height < 24 else 3 if height < 45 else 5
-        self.query_one("#remarks", Lines).show(remark_lines(list(self.model.remarks), several, width, glyphs))
+        self.query_one("#remarks", Lines).show(remark_lines(self.model.named_remarks(several), several, width, glyphs))
 
     def _table(self, now: float, width: int) -> Iterable[tuple[str, Line]]:
         if not self._rows and self.model.shown is not None:
@@ -245,8 +259,13 @@ class Top(App[None]):
                 else "no vGPU yet: vgpuctl create --help"
             )
             yield "", (Span(f"  {said}", "dim"),)
+        heading = ""
         for row in self._rows:
             key = row.vgpu.vgpu_id
+            if (group := group_of(row.vgpu, self.choice.group)) != heading:
+                heading = group
+                same = [one for one in self._rows if group_of(one.vgpu, self.choice.group) == group]
+                yield "", group_line(same, self.choice.group, width, self._glyphs)
             yield key, row_line(row, self._layout, now, self._glyphs, selected=key == self.choice.selected)
             if row.processes is None:
                 continue
@@ -278,6 +297,9 @@ class Top(App[None]):
 
     def action_reverse(self) -> None:
         self.choose(replace(self.choice, reverse=not self.choice.reverse))
+
+    def action_group(self) -> None:
+        self.choose(self.choice.next_group())
 
     def action_gpu(self) -> None:
         self.choose(self.choice.next_gpu([gpu.index for gpu in self.model.gpus]))
@@ -402,6 +424,41 @@ class Top(App[None]):
             return
         self._ask(lambda link: link.set(vgpu_id, changes), done, refuse)
 
+    def action_suspend(self) -> None:
+        """Suspends the selected vGPU, or resumes it."""
+        if (vgpu := self._selected) is not None:
+            asleep = vgpu.state in {"suspended", "idle-suspended"}
+            self._ask(
+                lambda link: (link.resume if asleep else link.suspend)(vgpu.vgpu_id),
+                lambda changed: self._say("done", f"{_named(changed)} is {'resumed' if asleep else 'suspended'}"),
+                self._failed,
+            )
+
+    def action_migrate(self) -> None:
+        if (vgpu := self._selected) is None:
+            return
+        others = [gpu for gpu in self.model.gpus if gpu.index != vgpu.gpu_index]
+        if not others:
+            self._say("error", "this node has one GPU: there is no other to migrate to")
+            return
+        free = "\n".join(f"GPU {gpu.index}: {room_text(gpu)}" for gpu in others)
+        explained = f"Its programs move with it and stand still meanwhile. Which GPU shall it move to?\n\n{free}"
+        self._push(
+            Ask(f"Migrate {_named(vgpu)}", explained, str(others[0].index), partial(self._migrate, vgpu.vgpu_id))
+        )
+
+    def _migrate(self, vgpu_id: str, ask: Ask, text: str) -> None:
+        def done(moved: VgpuStatus) -> None:
+            if ask.is_current:
+                ask.dismiss()
+            self._say("done", f"{_named(moved)} is on GPU {moved.gpu_index}")
+
+        gpu = text.strip()
+        if not gpu:
+            ask.refuse("type the number of a GPU")
+            return
+        self._ask(lambda link: link.migrate(vgpu_id, gpu), done, lambda error: ask.refuse(str(error)))
+
     def action_remove(self) -> None:
         if (vgpu := self._selected) is None:
             return
@@ -422,4 +479,12 @@ class Top(App[None]):
 
 
 def _named(vgpu: VgpuStatus) -> str:
-    return f"{vgpu.vgpu_id} ({vgpu.name})" if vgpu.name else vgpu.vgpu_id
+    return f"{vgpu.name} ({vgpu.vgpu_id})" if vgpu.name else vgpu.vgpu_id
+
+
+def described(link: ControlLink) -> list[ProcessReading]:
+    """The programs of all vGPUs, with their arguments where this machine shows them."""
+    return [
+        process.model_copy(update={"command": program_line(process.pid, process.command)})
+        for process in link.processes().processes
+    ]

@@ -6,11 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from vgpu.ctl.present.tables import doing, rounded_ns, token_rate
+from rich.cells import cell_len
+
+from vgpu.ctl.present.tables import doing, rounded_ns, token_rate, user_name
 from vgpu.protocol.messages import ProcessReading, VgpuStatus
-from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fixed, spark, width_of
-from vgpu.top.model import Choice, Row
-from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration
+from vgpu.top.draw import Glyphs, Line, Span, bar, cut, cut_in_the_middle, fixed, spark, width_of
+from vgpu.top.model import Choice, Row, group_of, state_word
+from vgpu.units import GIB, KIB, MIB, TIB, counted, format_bytes, format_duration
 
 SPARK_SPAN_S: Final = 120
 _STATE_STYLES: Final = {
@@ -50,9 +52,8 @@ def plain(text: Callable[[VgpuStatus], str], style: Callable[[VgpuStatus], str] 
 
 
 def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
-    """The share that it holds, beside its guarantee and its limit. The bar ends at the limit."""
+    """The share that it holds, beside its guarantee and its limit. The bar ends at the whole GPU."""
     vgpu = row.vgpu
-    limit = vgpu.limit_ratio or 1.0
     text = share_text(vgpu, decimals=1)
     if len(text) > COLUMN_WIDTHS["held"]:
         text = share_text(vgpu, decimals=0)
@@ -60,8 +61,7 @@ def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
     room = width - COLUMN_WIDTHS["held"] - 1
     if room < _SHORTEST_BAR:
         return (Span(text.rjust(width), style),)
-    mark = vgpu.guarantee_ratio / limit
-    drawn = bar(share_of(vgpu) / limit, room, "held", glyphs, mark if mark < 0.99 else None)
+    drawn = bar(share_of(vgpu), room, "held", glyphs, vgpu.guarantee_ratio)
     return (*drawn, Span(" "), Span(text, style))
 
 
@@ -89,7 +89,10 @@ def _memory(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
     room = width - COLUMN_WIDTHS["memory"] - 1
     if room < _SHORTEST_BAR:
         return (Span(text.rjust(width), style),)
-    return (*bar(part, room, "memory", glyphs), Span(" "), Span(text, style))
+    whole = max(row.gpu_memory_bytes, vgpu.memory_limit_bytes, 1)
+    mark = vgpu.memory_limit_bytes / whole
+    drawn = bar(vgpu.memory_used_bytes / whole, room, "memory", glyphs, mark)
+    return (*drawn, Span(" "), Span(text, style))
 
 
 def memory_text(used_bytes: int, limit_bytes: int) -> str:
@@ -98,6 +101,15 @@ def memory_text(used_bytes: int, limit_bytes: int) -> str:
     size = {"TiB": TIB, "GiB": GIB, "MiB": MIB, "KiB": KIB}.get(limit.split()[-1], 1)
     used = used_bytes / size
     return f"{used:.0f}/{limit}" if used >= 100 else f"{float(f'{used:.2g}' if used < 1 else f'{used:.1f}'):g}/{limit}"
+
+
+def label(vgpu: VgpuStatus) -> str:
+    """What a row is called: the vGPU's name, its id where it has no name."""
+    return vgpu.name or vgpu.vgpu_id
+
+
+def _label(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
+    return (Span(cut_in_the_middle(glyphs.said(label(row.vgpu)), width, glyphs), "id"),)
 
 
 def _history(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
@@ -120,10 +132,6 @@ def short_duration(duration_ns: int) -> str:
     return f"{duration_ns}ns"
 
 
-def state_word(vgpu: VgpuStatus) -> str:
-    return "at limit" if vgpu.throttled else vgpu.state
-
-
 def state_style(word: str) -> str:
     return _STATE_STYLES.get(word, "warn")
 
@@ -131,15 +139,16 @@ def state_style(word: str) -> str:
 COLUMN_WIDTHS: Final = {"held": 12, "memory": 13}
 SPARK_TITLE: Final = f"LAST {SPARK_SPAN_S // 60} MIN"
 COLUMNS: Final = (
-    Column("VGPU", "vgpu", 13, 13, 99, plain(lambda vgpu: vgpu.vgpu_id, lambda vgpu: "id")),
-    Column("NAME", "name", 4, 24, 85, plain(lambda vgpu: vgpu.name or "")),
+    Column("VGPU", "name", 13, 40, 99, _label),
+    Column("ID", "vgpu", 13, 13, 33, plain(lambda vgpu: vgpu.vgpu_id if vgpu.name else "", lambda vgpu: "dim")),
+    Column("USER", "user", 4, 12, 62, plain(lambda vgpu: user_name(vgpu.owner_uid))),
     Column("GPU", "gpu", 4, 4, 60, plain(lambda vgpu: str(vgpu.gpu_index)), right=True),
     Column("STATE", "state", 8, 14, 95, plain(state_word, lambda vgpu: state_style(state_word(vgpu)))),
     Column("SMS", "", 6, 6, 50, plain(lambda vgpu: f"{vgpu.sm_percent_granted:.3g} %"), right=True),
     Column("HELD/SHARE", "held", COLUMN_WIDTHS["held"], 33, 98, _held, right=True, bar_keep=74),
     Column("BUSY", "busy", 7, 7, 65, plain(lambda vgpu: f"{vgpu.busy_ratio * 100:.1f} %"), right=True),
     Column("TOKENS/S", "tokens", 8, 9, 96, plain(token_rate), right=True),
-    Column(SPARK_TITLE, "", 10, 40, 75, _history),
+    Column(SPARK_TITLE, "", 10, 40, 73, _history),
     Column("MEMORY", "memory", COLUMN_WIDTHS["memory"], 29, 90, _memory, right=True, bar_keep=37),
     Column("PROCS", "procs", 6, 6, 40, plain(lambda vgpu: str(vgpu.processes)), right=True),
     Column(
@@ -175,6 +184,7 @@ COLUMNS: Final = (
         plain(lambda vgpu: str(vgpu.memory_refusals or ""), lambda vgpu: "bad"),
         right=True,
     ),
+    Column("COMMAND", "", 16, 90, 55, lambda row, now, width, glyphs: (Span(row.command, "dim"),)),
 )
 
 
@@ -211,13 +221,15 @@ MARGIN: Final = 2
 def layout(width: int, vgpus: Sequence[VgpuStatus]) -> Layout:
     """What fits ``width`` cells. Columns that would be empty for all are left out."""
     gap = 1 if width < 150 else 2
-    names = max((len(vgpu.name or "") for vgpu in vgpus), default=0)
+    names = max((cell_len(label(vgpu)) for vgpu in vgpus), default=0)
+    users = max((len(user_name(vgpu.owner_uid)) for vgpu in vgpus), default=0)
     empty = {
-        "NAME": names == 0,
+        "ID": not any(vgpu.name for vgpu in vgpus),
+        "COMMAND": not any(vgpu.processes for vgpu in vgpus),
         "GPU": len({vgpu.gpu_index for vgpu in vgpus}) < 2,
         "SMS": all(vgpu.mode == "temporal" for vgpu in vgpus),
     }
-    shown = [_sized(column, names) for column in COLUMNS if not empty.get(column.title)]
+    shown = [_sized(column, names, users, width) for column in COLUMNS if not empty.get(column.title)]
     barred = {column.title for column in shown if column.bar_keep}
 
     def widths() -> list[int]:
@@ -237,14 +249,24 @@ def layout(width: int, vgpus: Sequence[VgpuStatus]) -> Layout:
     return Layout(tuple(zip(shown, _grown(shown, widths(), growing, left()), strict=True)), gap, width)
 
 
-def _sized(column: Column, names: int) -> Column:
-    """The column of names as wide as the longest one needs."""
-    return replace(column, width=min(max(column.width, names), 12), most=names) if column.title == "NAME" else column
+def _sized(column: Column, names: int, users: int, width: int) -> Column:
+    """The column of names has three tenths of the terminal if the longest name needs them; users what they need."""
+    if column.title == "VGPU":
+        needed = min(names, column.most)
+        return replace(column, width=min(max(needed, 4), max(column.width, width * 3 // 10 - 5)), most=needed)
+    if column.title == "USER":
+        needed = min(max(column.width, users), column.most)
+        return replace(column, width=needed, most=needed)
+    return column
 
 
 def _grown(columns: Sequence[Column], widths: Sequence[int], growing: Sequence[bool], left: int) -> list[int]:
-    """``left`` cells more, one by one to each of those that can use them."""
+    """``left`` cells more: to the names first, then one by one to each of those that can use them."""
     grown = list(widths)
+    if columns and left > 0:
+        more = min(max(columns[0].most - grown[0], 0), left)
+        grown[0] += more
+        left -= more
     while left > 0:
         able = [i for i, column in enumerate(columns) if growing[i] and grown[i] < column.most][:left]
         if not able:
@@ -312,6 +334,16 @@ def programs_line(row: Row, width: int, glyphs: Glyphs) -> Line:
     """In the place of programs that there are none of, or not yet."""
     said = "no program is attached" if row.vgpu.processes == 0 else f"asking for {row.vgpu.processes} programs …"
     return cut((Span(f"   {glyphs.branch} {said}", "dim"),), width, glyphs)
+
+
+def group_line(rows: Sequence[Row], group: str, width: int, glyphs: Glyphs) -> Line:
+    """The heading above the rows of one group."""
+    vgpus = [row.vgpu for row in rows]
+    programs = sum(vgpu.processes for vgpu in vgpus)
+    used, limit = sum(vgpu.memory_used_bytes for vgpu in vgpus), sum(vgpu.memory_limit_bytes for vgpu in vgpus)
+    said = f"{counted(len(vgpus), 'vGPU')}, {counted(programs, 'program')}, {memory_text(used, limit)}"
+    named = " ".join(group_of(vgpus[0], group).split())
+    return cut((Span(f" {named}", "title"), Span(f"  {said}", "dim")), width, glyphs)
 
 
 def age_text(vgpu: VgpuStatus, now_unix_s: float) -> str:

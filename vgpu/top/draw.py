@@ -46,6 +46,7 @@ class Glyphs:
 
 UNICODE: Final = Glyphs("━", "╾", "─", "┼", "╋", "▁▂▃▄▅▆▇█", "▌", "▾", "▸", "└", "▲", "▼", "…")
 ASCII: Final = Glyphs("=", "=", "-", "|", "|", "_.:-=+*#", ">", "v", ">", "`", "^", "v", "~", ascii=True)
+_SHORTEST_IN_THE_MIDDLE: Final = 5
 _TO_ASCII: Final = str.maketrans("…–—·µ°→↑↓−×’“”", "~--.u'>^v-x'\"\"")
 
 
@@ -60,6 +61,20 @@ def fixed(text: str, width: int, glyphs: Glyphs = UNICODE, *, right: bool = Fals
         return set_cell_size(text, width - 1) + glyphs.ellipsis if width > 0 else ""
     space = " " * (width - length)
     return space + text if right else text + space
+
+
+def cut_in_the_middle(text: str, width: int, glyphs: Glyphs = UNICODE) -> str:
+    """``text`` in ``width`` cells at most. Names of one kind differ at their ends, so both ends stay."""
+    if cell_len(text) <= width:
+        return text
+    if width < _SHORTEST_IN_THE_MIDDLE:
+        return fixed(text, width, glyphs)
+    tail = ""
+    for letter in reversed(text):
+        if cell_len(letter + tail) > (width - 1) // 2:
+            break
+        tail = letter + tail
+    return set_cell_size(text, width - 1 - cell_len(tail)) + glyphs.ellipsis + tail
 
 
 def cut(spans: Iterable[Span], width: int, glyphs: Glyphs) -> Line:

@@ -5,16 +5,21 @@ A row is found by the id of its vGPU, never by its place, so that sorting and se
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
+from vgpu.ctl.present.tables import user_name
 from vgpu.protocol.messages import EventReading, GpuStatus, ProcessReading, Snapshot, VgpuStatus
 
 SPAN_S: Final = 300
 """How far back a history goes: one number for each second of it."""
 REMARKS: Final = 50
+NAMES: Final = 4096
+"""Names are kept for so many vGPUs, those that are gone included."""
+_ID: Final = re.compile(r"vgpu-[0-9a-f]{8}\b")
 
 
 class History:
@@ -79,8 +84,9 @@ class Order:
 ORDERS: Final = (
     Order("vgpu", lambda vgpu: vgpu.vgpu_id, up=True),
     Order("name", lambda vgpu: (not vgpu.name, (vgpu.name or "").casefold()), up=True),
+    Order("user", lambda vgpu: user_name(vgpu.owner_uid).casefold(), up=True),
     Order("gpu", lambda vgpu: vgpu.gpu_index, up=True),
-    Order("state", lambda vgpu: "at limit" if vgpu.throttled else vgpu.state, up=True),
+    Order("state", lambda vgpu: state_word(vgpu), up=True),
     Order("held", lambda vgpu: vgpu.held_ratio),
     Order("busy", lambda vgpu: vgpu.busy_ratio),
     Order("tokens", lambda vgpu: vgpu.tokens_per_second),
@@ -91,17 +97,20 @@ ORDERS: Final = (
     Order("refused", lambda vgpu: vgpu.memory_refusals),
 )
 ORDER_NAMES: Final = tuple(order.name for order in ORDERS)
+GROUPS: Final = ("", "user", "state", "gpu")
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
     """The user's choice of what to see. ``order``: one of ``ORDER_NAMES``. ``words``: all of them must occur in a row.
-    ``gpu``: only this one's vGPUs. ``selected``, ``expanded``: ids of vGPUs."""
+    ``gpu``: only this one's vGPUs. ``group``: one of ``GROUPS``; rows of one group stand together below a heading.
+    ``selected``, ``expanded``: ids of vGPUs."""
 
     order: str = "gpu"
     reverse: bool = False
     words: str = ""
     gpu: int | None = None
+    group: str = ""
     selected: str | None = None
     expanded: frozenset[str] = frozenset()
 
@@ -135,6 +144,10 @@ class Choice:
         """The selected row's programs shown, or no longer."""
         return self if self.selected is None else replace(self, expanded=self.expanded ^ {self.selected})
 
+    def next_group(self) -> Choice:
+        """Grouped by the next property, after the last one not at all."""
+        return replace(self, group=GROUPS[(GROUPS.index(self.group) + 1) % len(GROUPS)])
+
     def next_gpu(self, indices: Sequence[int]) -> Choice:
         """From all GPUs to the first one alone, to the next one, and to all again."""
         if len(indices) < 2:
@@ -146,11 +159,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One vGPU. ``processes``: None unless it is expanded; empty while they are not known, and where there are none."""
+    """One vGPU. ``processes``: None unless it is expanded; empty while they are not known, and where there are none.
+    ``command``: the command line of its first program. ``gpu_memory_bytes``: the memory
+    of its GPU, the end of the scale of memory bars."""
 
     vgpu: VgpuStatus
     rate: History
     processes: tuple[ProcessReading, ...] | None
+    command: str = ""
+    gpu_memory_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,12 +191,18 @@ class Model:
     gpu_rates: dict[int, History] = field(default_factory=dict)
     remarks: deque[Remark] = field(default_factory=lambda: deque(maxlen=REMARKS))
     _latest: Snapshot | None = None
+    _names: dict[str, str] = field(default_factory=dict)
     _processes: dict[str, tuple[ProcessReading, ...]] = field(default_factory=dict)
 
     def take(self, snapshot: Snapshot) -> None:
         """The newest readings."""
         self.lost = None
         self._latest = snapshot
+        for vgpu in snapshot.vgpus:
+            if vgpu.name and self._names.get(vgpu.vgpu_id) != vgpu.name:
+                self._names[vgpu.vgpu_id] = vgpu.name
+                while len(self._names) > NAMES:
+                    del self._names[next(iter(self._names))]
         for vgpu in snapshot.vgpus:
             self.rates.setdefault(vgpu.vgpu_id, History()).add(snapshot.at_unix_s, vgpu.tokens_per_second)
         for gpu in snapshot.gpus:
@@ -217,6 +240,14 @@ class Model:
     def remark(self, at_unix_s: float, kind: str, text: str) -> None:
         self.remarks.append(Remark(at_unix_s, kind, text))
 
+    def named_remarks(self, most: int) -> list[Remark]:
+        """The last ``most``, with the names of vGPUs beside their ids."""
+        return [replace(one, text=_ID.sub(self._called, one.text)) for one in list(self.remarks)[-most:]]
+
+    def _called(self, found: re.Match[str]) -> str:
+        name = self._names.get(found[0])
+        return f"{name} ({found[0]})" if name and f"{name} (" not in found.string else found[0]
+
     def know(self, processes: Iterable[ProcessReading]) -> None:
         """Take the processes that are attached, of all vGPUs."""
         found: dict[str, list[ProcessReading]] = {}
@@ -239,16 +270,44 @@ class Model:
         chosen = [vgpu for vgpu in self.shown.vgpus if choice.gpu in (None, vgpu.gpu_index) and _has(vgpu, words)]
         chosen.sort(key=lambda vgpu: (vgpu.gpu_index, vgpu.created_unix_s, vgpu.vgpu_id))
         chosen.sort(key=order.of, reverse=order.up == choice.reverse)
+        if choice.group:
+            chosen.sort(key=lambda vgpu: group_of(vgpu, choice.group))
+        sizes = {gpu.index: gpu.total_memory_bytes for gpu in self.shown.gpus}
         return [
             Row(
                 vgpu,
                 self.rates[vgpu.vgpu_id],
                 self._processes.get(vgpu.vgpu_id, ()) if vgpu.vgpu_id in choice.expanded else None,
+                _command(self._processes.get(vgpu.vgpu_id, ())) if vgpu.processes else "",
+                sizes.get(vgpu.gpu_index, 0),
             )
             for vgpu in chosen
         ]
 
 
 def _has(vgpu: VgpuStatus, words: Sequence[str]) -> bool:
-    said = " ".join((vgpu.vgpu_id, vgpu.name or "", vgpu.state, vgpu.mode, vgpu.spec.group or "", vgpu.spec.priority))
+    user = user_name(vgpu.owner_uid)
+    said = " ".join(
+        (vgpu.vgpu_id, vgpu.name or "", vgpu.state, vgpu.mode, vgpu.spec.group or "", vgpu.spec.priority, user)
+    )
     return all(word in said.casefold() for word in words)
+
+
+def _command(attached: Sequence[ProcessReading]) -> str:
+    return attached[0].command if attached else ""
+
+
+def state_word(vgpu: VgpuStatus) -> str:
+    return "at limit" if vgpu.throttled else vgpu.state
+
+
+def group_of(vgpu: VgpuStatus, group: str) -> str:
+    """The heading above the rows of its kind. ``group``: one of ``GROUPS``."""
+    match group:
+        case "user":
+            return user_name(vgpu.owner_uid)
+        case "state":
+            return state_word(vgpu)
+        case "gpu":
+            return f"GPU {vgpu.gpu_index:>3}"
+    return ""

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from vgpu.ctl.present.tables import token_rate, whole_seconds_ns
+from vgpu.ctl.present.tables import at_once, token_rate, whole_seconds_ns
 from vgpu.protocol.messages import GpuStatus
 from vgpu.top.columns import memory_text, state_style
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fitting, spark, width_of
@@ -78,8 +78,10 @@ def _tall(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: 
         (6, (Span(name),)),
         (5, (_mode(gpu),)),
         (8, _state(gpu)),
-        (4, (Span(f"{three_digits(gpu.guaranteed_ratio * 100)} % promised", "dim"),)),
+        (4, (Span(promised_text(gpu.guaranteed_ratio), "dim"),)),
     ]
+    if beside := at_once(gpu.held_ratio):
+        parts.append((5, (Span(beside),)))
     if gpu.outside:
         used = format_bytes(sum(process.memory_bytes for process in gpu.outside))
         parts.append((7, (Span(f"{counted(len(gpu.outside), 'program')} in no vGPU: {used}", "bad"),)))
@@ -94,6 +96,19 @@ def _tall(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: 
         glyphs,
     )
     return [fitting(parts, width), (Span(" "), *bars), history]
+
+
+def promised_text(ratio: float) -> str:
+    """``80 % promised``; beyond the whole GPU shares are weights, and no percentage holds."""
+    if ratio <= 1.0005:
+        return f"{three_digits(min(1.0, ratio) * 100)} % promised"
+    return f"{ratio:.1f} times promised: shares are weights"
+
+
+def room_text(gpu: GpuStatus) -> str:
+    """What a further vGPU can have of it."""
+    memory = format_bytes(max(0, gpu.total_memory_bytes - gpu.guaranteed_memory_bytes))
+    return f"{three_digits(max(0.0, 1 - gpu.guaranteed_ratio) * 100)} % and {memory} are free"
 
 
 TOKENS_WIDTH: Final = 15
@@ -126,8 +141,8 @@ def _bars(gpu: GpuStatus, width: int, glyphs: Glyphs) -> Line:
     """Held, busy, memory: three bars of one length."""
     part = gpu.used_memory_bytes / gpu.total_memory_bytes if gpu.total_memory_bytes else 0.0
     parts = (
-        ("held", gpu.held_ratio, "held", f"{gpu.held_ratio * 100:5.1f} %"),
-        ("busy", gpu.busy_ratio, "busy", f"{gpu.busy_ratio * 100:5.1f} %"),
+        ("held", gpu.held_ratio, "held", f"{min(1.0, gpu.held_ratio) * 100:5.1f} %"),
+        ("busy", gpu.busy_ratio, "busy", f"{min(1.0, gpu.busy_ratio) * 100:5.1f} %"),
         ("mem", part, "memory", f"{memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes):>13}"),
     )
     texts = sum(len(name) + 2 + len(text) for name, _, _, text in parts) + 2 * (len(parts) - 1)
@@ -148,8 +163,8 @@ def _flat(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: 
     if width < 100:
         parts += [
             (7, (Span(f"{rate_text:>7}"),)),
-            (6, (Span("held ", "dim"), Span(f"{gpu.held_ratio * 100:3.0f} %"))),
-            (5, (Span("busy ", "dim"), Span(f"{gpu.busy_ratio * 100:3.0f} %"))),
+            (6, (Span("held ", "dim"), Span(f"{min(1.0, gpu.held_ratio) * 100:3.0f} %"))),
+            (5, (Span("busy ", "dim"), Span(f"{min(1.0, gpu.busy_ratio) * 100:3.0f} %"))),
             (5, (Span("mem ", "dim"), Span(used))),
         ]
         return fitting(parts, width)

@@ -8,7 +8,8 @@ from typing import Final
 from vgpu.ctl.present import tables
 from vgpu.ctl.present.output import Column, Row, print_table
 from vgpu.protocol.messages import GpuStatus, Snapshot, VgpuStatus
-from vgpu.top.columns import lag_text, short_duration, state_word
+from vgpu.top.columns import lag_text, short_duration
+from vgpu.top.model import state_word
 from vgpu.units import counted
 
 GPUS: Final = (
@@ -63,7 +64,7 @@ def gpu_row(gpu: GpuStatus) -> Row:
         gpu.name,
         gpu.mode,
         tables.state(gpu.state),
-        tables.percent(gpu.held_ratio),
+        tables.gpu_held(gpu.held_ratio),
         tables.percent(gpu.busy_ratio),
         tables.token_rate(gpu),
         tables.used_of(gpu.used_memory_bytes, gpu.total_memory_bytes),

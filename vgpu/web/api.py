@@ -3,10 +3,13 @@ what is answered here; what the node refuses is refused here in the same words."
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final
 
+import trio
 from fastapi import APIRouter, Query
 from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
@@ -14,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from vgpu.bounds import LARGEST_REAL, Bounded, BoundedRequest
 from vgpu.config import MOST_GPUS
+from vgpu.ctl.commandlines import program_line
+from vgpu.ctl.present.tables import user_name
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.hello import Request
@@ -95,6 +100,27 @@ class GpuChanges(BoundedRequest):
     window_ns: WindowNs | None = None
 
 
+class Labels(Bounded):
+    """``users``: names by uid. ``commands``: the command line of the first program, by vGPU."""
+
+    host: str
+    users: dict[str, str]
+    commands: dict[str, str]
+
+
+def named(vgpus: Iterable[VgpuStatus], attached: Iterable[ProcessReading]) -> Labels:
+    """The labels of these vGPUs and of their programs, from this machine's users and /proc."""
+    programs: dict[str, list[ProcessReading]] = {}
+    for process in attached:
+        programs.setdefault(process.vgpu_id, []).append(process)
+    commands = {}
+    for vgpu_id, those in programs.items():
+        first = min(those, key=lambda process: (process.slot, process.pid))
+        commands[vgpu_id] = program_line(first.pid, first.command)
+    users = {str(uid): user_name(uid) for uid in sorted({vgpu.owner_uid for vgpu in vgpus})}
+    return Labels(host=socket.gethostname(), users=users, commands=commands)
+
+
 REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"model": Refused} for status in sorted({401, 413, 421, *STATUS_OF.values()})
 }
@@ -161,6 +187,13 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
         """As `vgpuctl gpu set`. `gpu`: index or UUID."""
         _some(changes, "vgpuctl gpu set GPU --mode temporal --period 40ms")
         return await node(SetGpu(gpu=gpu, **changes.model_dump()), GpuStatus)
+
+    @router.get("/labels", tags=["node"])
+    async def labels() -> Labels:
+        """What the page calls things: this machine, the owners of vGPUs, and what runs in each of them."""
+        vgpus = (await node(List(), VgpuList)).vgpus
+        attached = (await node(Processes(vgpu=""), ProcessList)).processes
+        return await trio.to_thread.run_sync(named, vgpus, attached)
 
     @router.get("/processes", tags=["vGPUs"])
     async def processes(vgpu: VgpuQuery = "") -> tuple[ProcessReading, ...]:

@@ -176,6 +176,17 @@ def shown_state(vgpu: VgpuStatus) -> str:
     return "at limit" if vgpu.throttled else vgpu.state
 
 
+def at_once(held_ratio: float) -> str:
+    """``2.0 vGPUs at once``, where vGPUs hold a GPU side by side; else empty."""
+    return f"{held_ratio:.1f} vGPUs at once" if held_ratio > 1.05 else ""
+
+
+def gpu_held(held_ratio: float) -> str:
+    """The part of the time that a GPU was held, 100 % at most; with the vGPUs that held it side by side."""
+    beside = at_once(held_ratio)
+    return f"{percent(min(1.0, held_ratio))}, {beside}" if beside else percent(min(1.0, held_ratio))
+
+
 @cache
 def user_name(uid: int) -> str:
     """The user's name, or the uid where it has none on this machine."""

@@ -1,31 +1,32 @@
 // Making, resizing, moving and removing vGPUs. The node checks and refuses; its words are shown, and nothing that was
 // typed is lost.
 
-import { Dialog } from "/static/dialog.js";
+import { Dialog, Wrong } from "/static/dialog.js";
 import { $, el, say, show } from "/static/dom.js";
 import { bytes, quoted, short, typed, typedDuration } from "/static/format.js";
 import { ask } from "/static/node.js";
 
 // `key`: the field of VgpuSpec and VgpuChanges; `option`: of vgpuctl; `of`: how it is typed, from a specification.
-const FIELDS = [
-  { key: "sm_percent", option: "--sm", label: "Compute", unit: "% of the GPU", example: "30", main: true,
+// `needed`: a new vGPU must have it. Labels and units are for people without the words of the command line.
+export const FIELDS = [
+  { key: "sm_percent", option: "--sm", label: "Compute", unit: "% of the GPU", example: "for example 30", main: true, needed: true,
     of: (spec) => (spec.sm_percent == null ? "" : String(spec.sm_percent)) },
-  { key: "memory_bytes", option: "--mem", label: "Memory", unit: "as in 8G", example: "same part as compute", main: true, of: (spec) => size(spec.memory_bytes) },
-  { key: "name", option: "--name", label: "Name", unit: "instead of the id", example: "optional", main: true, of: (spec) => spec.name ?? "" },
+  { key: "memory_bytes", option: "--mem", label: "Memory", unit: "such as 8G", example: "default: the same part as compute", main: true, of: (spec) => size(spec.memory_bytes) },
+  { key: "name", option: "--name", label: "Name", unit: "optional", example: "for example training", main: true, of: (spec) => spec.name ?? "" },
   { key: "gpu", option: "--gpu", label: "GPU", choices: [], main: true, fixed: true },
-  { key: "quota_request_percent", option: "--quota-request", label: "Guaranteed time", unit: "%", example: "as the limit", of: (spec) => number(spec.quota_request_percent) },
-  { key: "quota_limit_percent", option: "--quota-limit", label: "Largest time", unit: "%", example: "100", of: (spec) => number(spec.quota_limit_percent) },
-  { key: "memory_limit_bytes", option: "--mem-limit", label: "Memory while free", unit: "at most, as in 16G", example: "as memory", of: (spec) => size(spec.memory_limit_bytes) },
-  { key: "process_memory_bytes", option: "--mem-per-process", label: "Memory per program", unit: "at most", example: "all of it", of: (spec) => size(spec.process_memory_bytes) },
+  { key: "quota_request_percent", option: "--quota-request", label: "Guaranteed time", unit: "%", example: "default: the time limit", of: (spec) => number(spec.quota_request_percent) },
+  { key: "quota_limit_percent", option: "--quota-limit", label: "Time limit", unit: "%", example: "default: 100", of: (spec) => number(spec.quota_limit_percent) },
+  { key: "memory_limit_bytes", option: "--mem-limit", label: "Burst memory limit", unit: "while the GPU has room, such as 16G", example: "default: the memory above", of: (spec) => size(spec.memory_limit_bytes) },
+  { key: "process_memory_bytes", option: "--mem-per-process", label: "Memory per program", unit: "at most, such as 2G", example: "default: all of it", of: (spec) => size(spec.process_memory_bytes) },
   { key: "priority", option: "--priority", label: "Priority", choices: ["normal", "high", "low"], of: (spec) => spec.priority },
-  { key: "ttl_ns", option: "--ttl", label: "Removed after", unit: "as in 8h", example: "never", of: (spec) => time(spec.ttl_ns) },
-  { key: "idle_suspend_ns", option: "--idle-suspend", label: "Suspended when idle for", unit: "as in 10m", example: "never", of: (spec) => time(spec.idle_suspend_ns) },
-  { key: "on_server_loss", option: "--on-server-loss", label: "Without GPU Server", choices: ["block", "error", "run"], of: (spec) => spec.on_server_loss },
-  { key: "oversubscribe", option: "--oversubscribe", label: "More memory than fits", choices: ["", "swap", "managed"], words: ["no"], fixed: true },
-  { key: "group", option: "--group", label: "Holds together with", unit: "a group's name", example: "nobody", fixed: true },
-  { key: "share_group", option: "--share-group", label: "Shared with", unit: "a Unix group", example: "nobody", fixed: true },
-  { key: "burst", option: "--burst", label: "May use what is idle beyond its share", tick: true, of: (spec) => spec.burst },
-  { key: "overcommit", option: "--overcommit", label: "Although shares no longer fit: they become weights", tick: true, of: (spec) => spec.overcommit },
+  { key: "ttl_ns", option: "--ttl", label: "Remove after", unit: "such as 8h", example: "default: never", of: (spec) => time(spec.ttl_ns) },
+  { key: "idle_suspend_ns", option: "--idle-suspend", label: "Suspend when idle for", unit: "such as 10m", example: "default: never", of: (spec) => time(spec.idle_suspend_ns) },
+  { key: "on_server_loss", option: "--on-server-loss", label: "If the server is down", choices: ["block", "error", "run"], words: ["programs wait", "programs fail", "programs run without a limit"], of: (spec) => spec.on_server_loss },
+  { key: "oversubscribe", option: "--oversubscribe", label: "Memory beyond the card's", choices: ["", "swap", "managed"], words: ["no", "swap: a vGPU moves to host memory", "managed: pages move to host memory"], fixed: true },
+  { key: "group", option: "--group", label: "Runs at the same time as", unit: "the name of a gang", example: "default: no other vGPU", fixed: true },
+  { key: "share_group", option: "--share-group", label: "Shared with", unit: "a Unix group", example: "default: the owner alone", fixed: true },
+  { key: "burst", option: "--burst", label: "Use idle GPU time beyond the share", tick: true, of: (spec) => spec.burst },
+  { key: "overcommit", option: "--overcommit", label: "Allow overcommit: shares that do not fit become weights", tick: true, of: (spec) => spec.overcommit },
 ];
 
 const size = (value) => (value == null ? "" : typed(value));
@@ -43,26 +44,37 @@ export class Dialogs {
     $("edit-copy").addEventListener("click", () => page.copy($("edit-command").textContent));
   }
 
-  create() {
+  // `index`: of the GPU that is chosen first.
+  create(index) {
     const gpus = this.page.snapshot()?.gpus ?? [];
     this.vgpu = null;
     say($("edit-title"), "New vGPU");
     say(this.edit.go, "Create");
     this.build(FIELDS, {}, gpus);
     say($("edit-lead"), gpus.map(room).join("  ·  "));
+    if (index !== undefined && this.inputs.has("gpu")) this.inputs.get("gpu").value = String(index);
+    this.preview();
     this.edit.open();
     this.inputs.get("sm_percent").focus();
   }
 
-  resize(vgpu) {
+  // `wanted`: what the page advises, by key; it is filled in, and the user decides.
+  resize(vgpu, wanted = {}) {
     this.vgpu = vgpu;
     say($("edit-title"), `Resize ${vgpu.name ?? vgpu.vgpu_id}`);
     say(this.edit.go, "Resize");
     this.build(FIELDS.filter((field) => !field.fixed), vgpu.spec, []);
     const gpu = this.page.snapshot()?.gpus.find((one) => one.index === vgpu.gpu_index);
-    say($("edit-lead"), `${gpu ? `Beside it, ${room(gpu)}. ` : ""}It takes effect with the next token.`);
+    say($("edit-lead"), `${gpu ? `Beside it, ${room(gpu)}. ` : ""}The new size holds from the next turn on.`);
+    for (const [key, value] of Object.entries(wanted)) {
+      const input = this.inputs.get(key);
+      if (input?.type === "checkbox") input.checked = value;
+      else if (input) input.value = value;
+    }
+    this.preview();
     this.edit.open();
-    this.inputs.get("sm_percent").select();
+    if (Object.keys(wanted).length) this.edit.go.focus();
+    else this.inputs.get("sm_percent").select();
   }
 
   build(fields, spec, gpus) {
@@ -75,8 +87,10 @@ export class Dialogs {
       const choices = field.key === "gpu" ? ["auto", ...gpus.map((gpu) => String(gpu.index))] : field.choices;
       const value = this.vgpu ? field.of(spec) : field.tick ? false : choices?.[0] ?? "";
       const input = choices
-        ? el("select", {}, ...choices.map((choice, i) => el("option", { value: choice }, choice || field.words[i])))
+        ? el("select", {}, ...choices.map((choice, i) => el("option", { value: choice }, field.words?.[i] ?? choice)))
         : el("input", field.tick ? { type: "checkbox" } : { type: "text", placeholder: field.example, autocomplete: "off", spellcheck: "false", inputmode: field.key === "sm_percent" ? "decimal" : null });
+      const needed = Boolean(field.needed) && !this.vgpu;
+      if (needed) input.setAttribute("aria-required", "true");
       input.name = field.key;
       input.id = `edit-${field.key}`;
       if (field.tick) input.checked = value;
@@ -85,11 +99,13 @@ export class Dialogs {
       this.before.set(field.key, value);
       made[field.main ? "main" : "more"].push(field.tick
         ? el("label", { class: "check" }, input, ` ${field.label}`)
-        : el("div", { class: "field" }, el("label", { for: input.id }, field.label, field.unit ? el("small", {}, ` ${field.unit}`) : ""), input));
+        : el("div", { class: "field" }, el("label", { for: input.id }, field.label, needed ? el("b", { class: "needed", "aria-hidden": "true" }, " *") : "", field.unit ? el("small", {}, ` ${field.unit}`) : ""), input));
     }
     $("edit-fields").replaceChildren(...made.main);
     $("edit-more-fields").replaceChildren(...made.more);
     $("edit-more").open = false;
+    show($("edit-marks"), !this.vgpu);
+    this.edit.inputs = this.inputs;
     this.preview();
   }
 
@@ -116,10 +132,16 @@ export class Dialogs {
 
   async submit() {
     const changes = this.changed().filter(([, value]) => value !== "");
+    for (const { key, label, needed } of this.fields) {
+      if (needed && !this.vgpu && !this.inputs.get(key).value.trim()) {
+        throw new Wrong([[key, "type a number from 1 to 100"]], `${label}: type a number from 1 to 100`);
+      }
+    }
     const emptied = this.changed().find(([, value]) => value === "");
     if (this.vgpu && emptied) {
       const [field] = emptied;
-      throw Object.assign(new Error(`${field.label}: a limit that was set is replaced, not taken away`), { hint: field.key === "idle_suspend_ns" ? "off" : "" });
+      const why = `a limit can be replaced, not taken away${field.key === "idle_suspend_ns" ? "; type off" : ""}`;
+      throw new Wrong([[field.key, why]], `${field.label}: ${why}`);
     }
     const body = Object.fromEntries(changes.filter(([field]) => field.key !== "gpu").map(([field, value]) => [field.key, value]));
     if (this.vgpu) {

@@ -36,6 +36,22 @@ export function duration(ns) {
   return `${Math.floor(s / 86400)} d`;
 }
 
+// As vgpuctl's tables: the part of the time that a GPU was held, 100 % at most.
+export const whole = (ratio) => percent(Math.min(1, ratio));
+export const atOnce = (ratio) => (ratio > 1.05 ? `${ratio.toFixed(1)} vGPUs at once` : "");
+
+// A name in two parts: the second one is never cut, as names of one kind differ at their ends.
+export function ends(name) {
+  const tail = name.length > 12 ? 7 : 0;
+  return [name.slice(0, name.length - tail), name.slice(name.length - tail)];
+}
+
+export function middle(name, most) {
+  if (name.length <= most) return name;
+  const tail = Math.floor((most - 1) / 2);
+  return `${name.slice(0, most - 1 - tail)}…${name.slice(name.length - tail)}`;
+}
+
 export const clock = (unixS) => new Date(unixS * 1000).toLocaleTimeString("en-GB");
 export const count = (number, thing, several = `${thing}s`) => `${many(number)} ${number === 1 ? thing : several}`;
 

@@ -2,11 +2,14 @@
 
 import { hueOf } from "/static/colour.js";
 import { el, keyed, paint, say, set, show } from "/static/dom.js";
-import { bytesOf, count, duration, OPEN, percent, short, tokenRate } from "/static/format.js";
+import { atOnce, bytesOf, count, duration, OPEN, percent, short, tokenRate, whole } from "/static/format.js";
 import { Picture } from "/static/picture.js";
 import { Row } from "/static/row.js";
 import { Spark } from "/static/spark.js";
 import { Timeline } from "/static/timeline.js";
+import { Heading } from "/static/view.js";
+
+const SORTED_MS = 4000; // rows move that often at most, and never below a pointer or a focus
 
 class Figure {
   constructor(label, ...more) {
@@ -27,6 +30,9 @@ export class Gpu {
     this.index = index;
     this.page = page;
     this.rows = new Map();
+    this.items = new Map();
+    this.groups = [];
+    this.sortedMs = 0;
     this.places = new Map();
     this.spark = new Spark();
     for (const [atS, value] of page.pastOf("gpus", index)) this.spark.add(atS, value);
@@ -43,7 +49,8 @@ export class Gpu {
     this.timeline = new Timeline(index);
     this.remark = el("p", { class: "remark", hidden: true });
     this.list = el("ul", { class: "vgpus" });
-    this.empty = el("p", { class: "empty" }, "No vGPU here yet. Type ", el("code", {}, "vgpuctl create --sm 30 --mem 8G"), ", or press ", el("kbd", {}, "n"), ".");
+    this.empty = el("p", { class: "empty" }, "No vGPU here yet. Type ", el("code", {}, "vgpuctl create --sm 30 --mem 8G"), ", or press ", el("kbd", {}, "n"), ". ",
+      el("button", { type: "button", onclick: () => page.dialogs.create(index) }, "New vGPU here"));
     this.none = el("p", { class: "empty", hidden: true }, "No vGPU of this GPU fits the filter.");
     this.shown = el("button", { type: "button", class: "quiet", "aria-expanded": "false", onclick: () => this.showTimeline(!this.timelineShown) }, "Timeline");
     this.change = el("button", { type: "button", class: "quiet", "aria-label": `Change how GPU ${index} is shared`, onclick: () => page.sharing.open(this.gpu) }, "Change…");
@@ -99,11 +106,34 @@ export class Gpu {
     this.picture.draw(gpu, vgpus, hues);
     this.timeline.told(vgpus.map((vgpu) => ({ id: vgpu.vgpu_id, name: vgpu.name ?? vgpu.vgpu_id, hue: hues.get(vgpu.vgpu_id) })));
     const shown = vgpus.filter(fits);
-    keyed(this.list, this.rows, shown.map((vgpu) => vgpu.vgpu_id), (id) => this.row(id));
-    for (const vgpu of shown) this.rows.get(vgpu.vgpu_id).draw(vgpu, hues.get(vgpu.vgpu_id), nowS);
+    this.drawRows(shown, hues, nowS);
     show(this.empty, !vgpus.length);
     show(this.none, vgpus.length > 0 && !shown.length);
     show(this.shown, vgpus.length > 0);
+  }
+
+  drawRows(shown, hues, nowS) {
+    const byId = new Map(shown.map((vgpu) => [vgpu.vgpu_id, vgpu]));
+    const { view } = this.page;
+    const chosen = `${view.order} ${view.group} ${[...byId.keys()].join(" ")}`;
+    const due = performance.now() - this.sortedMs > SORTED_MS && !this.list.matches(":hover, :focus-within");
+    if (chosen !== this.chosen || due) {
+      this.chosen = chosen;
+      this.sortedMs = performance.now();
+      this.groups = view.sorted(shown).map(([group, vgpus]) => [group, vgpus.map((vgpu) => vgpu.vgpu_id)]);
+    }
+    const focused = this.list.contains(document.activeElement) ? document.activeElement : null;
+    const keys = this.groups.flatMap(([group, ids]) => (group ? [`group ${group}`, ...ids] : ids));
+    keyed(this.list, this.items, keys, (key) => (key.startsWith("group ") ? new Heading() : this.row(key)));
+    if (focused && focused !== document.activeElement) focused.focus({ preventScroll: true });
+    this.rows = new Map(keys.filter((key) => byId.has(key)).map((key) => [key, this.items.get(key)]));
+    for (const [id, row] of this.rows) row.draw(byId.get(id), hues.get(id), nowS, this.gpu);
+    for (const [group, ids] of this.groups) {
+      if (!group) continue;
+      const sum = (of) => ids.reduce((total, id) => total + of(byId.get(id)), 0);
+      this.items.get(`group ${group}`).draw(group, [count(ids.length, "vGPU"), count(sum((vgpu) => vgpu.processes), "program"),
+        bytesOf(sum((vgpu) => vgpu.memory_used_bytes), sum((vgpu) => vgpu.memory_limit_bytes))].join(", "));
+    }
   }
 
   row(id) {
@@ -128,9 +158,10 @@ export class Gpu {
     show(this.remark, Boolean(this.remark.said));
     f.rate.tell(tokenRate(gpu));
     set(f.rate.value, "title", gpu.open_ended && OPEN);
-    f.held.tell(percent(gpu.held_ratio));
-    f.busy.tell(percent(gpu.busy_ratio));
-    f.promised.tell(short(gpu.guaranteed_ratio), gpu.mode === "temporal" ? "of the time" : "of SMs × time");
+    f.held.tell(whole(gpu.held_ratio), atOnce(gpu.held_ratio));
+    f.busy.tell(whole(gpu.busy_ratio));
+    const over = gpu.guaranteed_ratio > 1.0005 ? `${gpu.guaranteed_ratio.toFixed(1)} times over` : "";
+    f.promised.tell(short(Math.min(1, gpu.guaranteed_ratio)), over || (gpu.mode === "temporal" ? "of the time" : "of SMs × time"));
     f.memory.tell(bytesOf(gpu.used_memory_bytes, gpu.total_memory_bytes));
     f.used.tell(gpu.utilization_ratio == null ? null : percent(gpu.utilization_ratio));
     const heat = gpu.temperature_c == null ? null : `${gpu.temperature_c.toFixed(0)} °C`;

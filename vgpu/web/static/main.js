@@ -6,15 +6,20 @@ import { EventsList } from "/static/events.js";
 import { clock } from "/static/format.js";
 import { Gpu } from "/static/gpu.js";
 import { Node, ask } from "/static/node.js";
+import { asleep } from "/static/row.js";
 import { Sharing } from "/static/sharing.js";
 import { SPAN_S } from "/static/spark.js";
+import { View } from "/static/view.js";
 
 const SHOWN_MS = 6000;
+const LABELS_MS = 10_000;
 const THEMES = ["system", "light", "dark"];
 const SIGNS = { system: "◐", light: "☀", dark: "☾" };
 
 const gpus = new Map();
 const dirty = new Set();
+let labels = { host: "", users: {}, commands: {} };
+let labelled = { atMs: -LABELS_MS, of: "" };
 let past = null;
 let toasting;
 
@@ -22,6 +27,8 @@ const page = {
   snapshot: () => node.snapshot,
   gpuCount: () => node.snapshot?.gpus.length ?? 0,
   pastOf,
+  userOf: (vgpu) => labels.users[vgpu.owner_uid] ?? String(vgpu.owner_uid),
+  commandOf: (vgpu) => labels.commands[vgpu.vgpu_id] ?? "",
   rowGone: (row) => gpus.forEach((gpu) => gpu.seen.unobserve(row.node)),
   copy,
   act,
@@ -29,16 +36,19 @@ const page = {
 };
 const dialogs = (page.dialogs = new Dialogs(page));
 page.sharing = new Sharing(page);
+page.view = new View(page.userOf, () => mark("filter"));
 const events = new EventsList();
-const node = new Node((what) => {
+const node = new Node(mark);
+
+function mark(what) {
   if (!dirty.size) requestAnimationFrame(draw);
   dirty.add(what);
-});
+}
 
 function draw() {
   performance.mark("draw");
   if (dirty.has("link")) drawLink();
-  if (dirty.has("events")) events.draw(node.events);
+  if (dirty.has("events")) events.draw(node.events, (id) => node.snapshot?.vgpus.find((vgpu) => vgpu.vgpu_id === id)?.name ?? id);
   if (dirty.has("snapshot") || dirty.has("filter")) drawSnapshot();
   dirty.clear();
   performance.measure("draw", "draw");
@@ -57,6 +67,8 @@ function drawLink() {
 function drawSnapshot() {
   const snapshot = node.snapshot;
   if (!snapshot) return;
+  label(snapshot);
+  page.view.told(snapshot.vgpus);
   const fits = filter();
   const first = gpus.size === 0;
   keyed($("gpus"), gpus, snapshot.gpus.map((gpu) => gpu.index), (index) => new Gpu(index, page));
@@ -64,16 +76,31 @@ function drawSnapshot() {
     const own = snapshot.vgpus.filter((vgpu) => vgpu.gpu_index === gpu.index);
     gpus.get(gpu.index).draw(gpu, own, fits, snapshot.at_unix_s);
   }
-  if (first) gpus.get(snapshot.gpus.find((gpu) => gpu.vgpus > 0)?.index)?.showTimeline(true);
+  if (first && !page.view.compact) gpus.get(snapshot.gpus.find((gpu) => gpu.vgpus > 0)?.index)?.showTimeline(true);
   const simulated = snapshot.gpus.some((gpu) => gpu.simulated);
   show($("node-is"), simulated);
-  say(document.querySelector("title"), `${simulated ? "simulated · " : ""}vGPU: ${snapshot.vgpus.length} on ${snapshot.gpus.length === 1 ? "1 GPU" : `${snapshot.gpus.length} GPUs`}`);
+  say(document.querySelector("title"), `${labels.host ? `${labels.host} · ` : ""}${simulated ? "simulated · " : ""}vGPU: ${snapshot.vgpus.length} on ${snapshot.gpus.length === 1 ? "1 GPU" : `${snapshot.gpus.length} GPUs`}`);
+}
+
+// Names of users and commands of programs, from the dashboard's machine: when the programs change, and now and then.
+async function label(snapshot) {
+  const of = snapshot.vgpus.map((vgpu) => `${vgpu.vgpu_id} ${vgpu.processes}`).join();
+  if (of === labelled.of && performance.now() - labelled.atMs < LABELS_MS) return;
+  labelled = { atMs: performance.now(), of };
+  try {
+    labels = await ask("GET", "labels");
+  } catch {
+    return; // the page says that the node does not answer
+  }
+  say($("host"), labels.host);
+  show($("host"), Boolean(labels.host));
+  mark("filter");
 }
 
 function filter() {
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   return (vgpu) => {
-    const text = `${vgpu.name ?? ""} ${vgpu.vgpu_id} ${vgpu.state} uid ${vgpu.owner_uid} gpu ${vgpu.gpu_index} ${vgpu.spec.priority}`.toLowerCase();
+    const text = `${vgpu.name ?? ""} ${vgpu.vgpu_id} ${vgpu.state} ${page.userOf(vgpu)} uid ${vgpu.owner_uid} ${page.commandOf(vgpu)} gpu ${vgpu.gpu_index} ${vgpu.spec.priority}`.toLowerCase();
     return words.every((word) => text.includes(word));
   };
 }
@@ -141,12 +168,32 @@ const nextTheme = () => theme(THEMES[(THEMES.indexOf(document.documentElement.da
 function step(by) {
   const toggles = [...document.querySelectorAll(".vgpu .toggle")];
   const at = toggles.indexOf(document.activeElement);
-  toggles[at < 0 ? 0 : Math.max(0, Math.min(toggles.length - 1, at + by))]?.focus();
+  toggles[at < 0 ? (by > 0 ? 0 : toggles.length - 1) : Math.max(0, Math.min(toggles.length - 1, at + by))]?.focus();
 }
 
 function focused() {
   const id = document.activeElement?.closest(".vgpu")?.id;
   return node.snapshot?.vgpus.find((vgpu) => vgpu.vgpu_id === id);
+}
+
+function suspend(vgpu) {
+  const verb = asleep(vgpu) ? "resume" : "suspend";
+  act(document.activeElement, "POST", `vgpus/${vgpu.vgpu_id}/${verb}`);
+}
+
+function migrate(vgpu) {
+  if (page.gpuCount() > 1) dialogs.migrate(vgpu);
+  else told("This node has one GPU: there is no other to migrate to", "", true);
+}
+
+function chosen(name, words) {
+  page.view.next(name);
+  told(`${words} ${page.view[name]}`);
+}
+
+function showTimelines() {
+  const shown = [...gpus.values()].some((gpu) => gpu.timelineShown);
+  gpus.forEach((gpu) => gpu.showTimeline(!shown && gpu.rows.size > 0));
 }
 
 const KEYS = {
@@ -156,7 +203,16 @@ const KEYS = {
   t: nextTheme,
   j: () => step(1),
   k: () => step(-1),
+  ArrowDown: () => step(1),
+  ArrowUp: () => step(-1),
   r: () => focused() && dialogs.resize(focused()),
+  u: () => focused() && suspend(focused()),
+  m: () => focused() && migrate(focused()),
+  x: () => focused() && dialogs.remove(focused()),
+  s: () => chosen("order", "Sorted by"),
+  g: () => chosen("group", "Grouped by"),
+  c: () => page.view.toggle(),
+  l: () => showTimelines(),
   p: () => gpus.forEach((gpu) => gpu.timeline.pause()),
 };
 
@@ -176,10 +232,7 @@ document.addEventListener("keydown", (event) => {
   meant();
 });
 
-$("filter").addEventListener("input", () => {
-  if (!dirty.size) requestAnimationFrame(draw);
-  dirty.add("filter");
-});
+$("filter").addEventListener("input", () => mark("filter"));
 $("new").addEventListener("click", () => dialogs.create());
 $("help").addEventListener("click", () => $("keys").showModal());
 $("theme").addEventListener("click", nextTheme);

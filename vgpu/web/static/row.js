@@ -1,9 +1,11 @@
 // One vGPU: a line of live figures, and its details when it is opened.
 
 import { el, paint, say, set, show } from "/static/dom.js";
-import { bytes, bytesOf, clock, count, duration, many, OPEN, percent, range, short, tokenRate } from "/static/format.js";
+import { advised } from "/static/advice.js";
+import { bytes, bytesOf, clock, count, duration, ends, many, OPEN, percent, range, short, tokenRate } from "/static/format.js";
 import { ask } from "/static/node.js";
 import { Spark } from "/static/spark.js";
+import { share, state } from "/static/view.js";
 
 const LOOK_MS = 2000;
 
@@ -12,15 +14,15 @@ export class Row {
     this.id = vgpuId;
     this.page = page;
     this.spark = new Spark();
-    this.name = el("b");
-    this.code = el("code");
+    this.name = el("b", {}, (this.head = el("span")), (this.tail = el("span")));
+    this.code = el("span", { class: "by" });
     this.state = el("span", { class: "state" });
     this.rate = el("b");
     this.held = el("b");
     this.promised = el("span");
     this.bullet = el("div", { class: "bullet" }, (this.tick = el("i", { class: "tick" })));
     this.memory = el("span");
-    this.meter = el("div", { class: "bullet" });
+    this.meter = el("div", { class: "bullet" }, (this.memoryTick = el("i", { class: "tick" })));
     this.waiting = el("span");
     this.programs = el("span");
     this.toggle = el("button", {
@@ -40,14 +42,19 @@ export class Row {
     this.onScreen = true;
   }
 
-  draw(vgpu, hue, nowS) {
+  draw(vgpu, hue, nowS, gpu) {
     this.vgpu = vgpu;
     const added = this.spark.add(nowS, vgpu.tokens_per_second);
     if (!this.onScreen) return;
     paint(this.node, "--hue", String(hue));
-    say(this.name, vgpu.name ?? vgpu.vgpu_id);
-    say(this.code, vgpu.name ? vgpu.vgpu_id : "");
-    say(this.state, vgpu.throttled && vgpu.state === "waiting" ? "at limit" : vgpu.state);
+    const name = vgpu.name ?? vgpu.vgpu_id;
+    const [head, tail] = ends(name);
+    say(this.head, head);
+    say(this.tail, tail);
+    const by = [this.page.userOf?.(vgpu), vgpu.processes ? this.page.commandOf?.(vgpu) : ""].filter(Boolean).join(" · ");
+    say(this.code, by);
+    set(this.toggle, "title", [name, vgpu.name ? vgpu.vgpu_id : "", by].filter(Boolean).join("\n"));
+    say(this.state, state(vgpu));
     set(this.state, "data-state", vgpu.state);
     set(this.state, "title", vgpu.reason || null);
     say(this.rate, tokenRate(vgpu));
@@ -55,7 +62,10 @@ export class Row {
     if (added) this.spark.draw(nowS);
     this.drawShare(vgpu);
     say(this.memory, bytesOf(vgpu.memory_used_bytes, vgpu.memory_limit_bytes));
-    paint(this.meter, "background-size", part(vgpu.memory_used_bytes / Math.max(1, vgpu.memory_limit_bytes)));
+    const all = Math.max(1, gpu?.total_memory_bytes ?? 0, vgpu.memory_limit_bytes);
+    paint(this.meter, "background-size", parts(vgpu.memory_used_bytes / all, vgpu.memory_limit_bytes / all));
+    paint(this.memoryTick, "left", place(vgpu.memory_limit_bytes / all));
+    set(this.meter, "title", `${bytesOf(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}; the whole bar: ${bytes(all)}`);
     set(this.meter, "data-full", vgpu.memory_used_bytes > 0.95 * vgpu.memory_limit_bytes);
     say(this.waiting, vgpu.waiting_ns ? duration(vgpu.waiting_ns) : vgpu.state === "waiting" ? "yes" : "no");
     set(this.waiting, "data-quiet", !vgpu.waiting_ns && vgpu.state !== "waiting");
@@ -67,13 +77,12 @@ export class Row {
 
   drawShare(vgpu) {
     // A token without an end takes nothing from other vGPUs: what counts is the GPU time used under it.
-    const share = vgpu.open_ended || vgpu.shares ? vgpu.busy_ratio : vgpu.held_ratio;
-    const full = Math.max(vgpu.limit_ratio, share, 0.001);
-    say(this.held, percent(share));
+    const held = share(vgpu);
+    say(this.held, percent(held));
     say(this.promised, ` of ${range(vgpu.guarantee_ratio, vgpu.limit_ratio)}`);
-    paint(this.bullet, "background-size", part(share / full));
-    paint(this.tick, "left", `${Math.min(99, (100 * vgpu.guarantee_ratio) / full).toFixed(1)}%`);
-    set(this.bullet, "title", `holds ${percent(vgpu.held_ratio)}, busy ${percent(vgpu.busy_ratio)}, guaranteed ${short(vgpu.guarantee_ratio)}, at most ${short(vgpu.limit_ratio)}`);
+    paint(this.bullet, "background-size", parts(held, vgpu.limit_ratio));
+    paint(this.tick, "left", place(vgpu.guarantee_ratio));
+    set(this.bullet, "title", `holds ${percent(vgpu.held_ratio)}, busy ${percent(vgpu.busy_ratio)}, guaranteed ${short(vgpu.guarantee_ratio)}, at most ${short(vgpu.limit_ratio)}; the whole bar: the GPU`);
   }
 
   open(opened) {
@@ -126,7 +135,10 @@ export class Row {
     const told = remarks.join("\n");
     if (this.remarks.said !== told) {
       this.remarks.said = told;
-      this.remarks.replaceChildren(...remarks.map((text) => el("li", {}, text)));
+      this.remarks.replaceChildren(...remarks.map((text) => {
+        const [words, buttons] = advised(text, this.page, vgpu);
+        return el("li", {}, words, ...buttons);
+      }));
     }
     this.tell(vgpu);
     show(this.table, detail.processes.length > 0);
@@ -136,7 +148,8 @@ export class Row {
 
   tell(vgpu) {
     const facts = {
-      owner: `uid ${vgpu.owner_uid}${vgpu.spec.share_group ? `, group ${vgpu.spec.share_group}` : ""}`,
+      id: vgpu.vgpu_id,
+      owner: `${this.page.userOf(vgpu)} (uid ${vgpu.owner_uid})${vgpu.spec.share_group ? `, group ${vgpu.spec.share_group}` : ""}`,
       created: `${clock(vgpu.created_unix_s)}${vgpu.expires_unix_s ? `, removed at ${clock(vgpu.expires_unix_s)}` : ""}`,
       priority: vgpu.spec.priority,
       tokens: many(vgpu.tokens),
@@ -166,7 +179,10 @@ export class Row {
   }
 }
 
+// Of the whole GPU: what is held, and what may be.
 const part = (ratio) => `${(100 * Math.min(1, ratio)).toFixed(1)}% 100%`;
+const parts = (held, limit) => `${part(held)}, ${part(limit)}`;
+const place = (ratio) => `calc(${(100 * Math.min(1, ratio)).toFixed(1)}% - 1px)`;
 
 const cell = (label, kind, ...inside) => el("div", { class: `cell ${kind}` }, el("span", { class: "label" }, label), ...inside);
 

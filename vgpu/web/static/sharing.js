@@ -21,7 +21,8 @@ export class Sharing {
     $("share-copy").addEventListener("click", () => page.copy($("share-command").textContent));
   }
 
-  open(gpu) {
+  // `wanted`: what the page advises.
+  open(gpu, wanted = {}) {
     this.gpu = gpu;
     say($("share-title"), `How GPU ${gpu.index} is shared`);
     const runs = gpu.processes === 1 ? "A program runs on it, and the mode cannot change before it has ended."
@@ -30,7 +31,7 @@ export class Sharing {
     for (const { key, of } of FIELDS) {
       const input = $(`share-${key}`);
       if (of) input.placeholder = `${of(gpu)} now`;
-      input.value = of ? "" : gpu[key];
+      input.value = wanted[key] ?? (of ? "" : gpu[key]);
     }
     this.preview();
     this.dialog.open();

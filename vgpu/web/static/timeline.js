@@ -2,7 +2,7 @@
 
 import { dark, solid } from "/static/colour.js";
 import { el, paint, say, set } from "/static/dom.js";
-import { duration, short } from "/static/format.js";
+import { duration, middle, short } from "/static/format.js";
 
 const KEPT_MS = 12_000;
 const BEHIND_MS = 450; // what is drawn is that old: they come together, four or five times a second
@@ -10,7 +10,10 @@ const FRAME_MS = 160;
 const CALM_FRAME_MS = 500;
 const MANY_LANES = 16; // of more, each is thin, and all of them cost
 const MANY_FRAME_MS = 480;
-const GUTTER = 112;
+const GUTTER = 150;
+const NARROW_GUTTER = 96; // on a phone
+const LEAST_LANE = 11; // a name is legible
+const LETTER_PX = 6.2;
 const SPANS_S = [2, 5, 10];
 
 export class Timeline {
@@ -132,7 +135,7 @@ export class Timeline {
 
   draw() {
     const lanes = this.lanes;
-    const lane = Math.max(4, Math.min(20, Math.floor(240 / Math.max(1, lanes.length))));
+    const lane = Math.max(LEAST_LANE, Math.min(20, Math.floor(240 / Math.max(1, lanes.length))));
     const height = Math.max(40, lanes.length * lane) + 18;
     const scale = Math.min(2, devicePixelRatio || 1);
     const width = this.width ?? this.canvas.clientWidth;
@@ -144,7 +147,7 @@ export class Timeline {
     const context = this.canvas.getContext("2d", { alpha: true });
     context.setTransform(scale, 0, 0, scale, 0, 0);
     context.clearRect(0, 0, width, height);
-    const gutter = lane >= 11 && width > 520 ? GUTTER : 0;
+    const gutter = width > 520 ? GUTTER : NARROW_GUTTER;
     const place = { gutter, lane, width, height, endMs: this.pausedMs ?? this.nowMs(), perMs: (width - gutter) / (this.spanS * 1000) };
     this.place = place;
     if (!this.inkOf || this.inkOf.dark !== dark()) this.inkOf = { dark: dark(), colour: getComputedStyle(this.canvas).color };
@@ -224,7 +227,7 @@ export class Timeline {
     context.textAlign = "left";
     context.font = "11px system-ui, sans-serif";
     if (gutter) {
-      this.lanes.forEach(({ name }, i) => context.fillText(name.length > 17 ? `${name.slice(0, 16)}…` : name, 0, i * lane + lane / 2 + 4));
+      this.lanes.forEach(({ name }, i) => context.fillText(middle(name, Math.floor(gutter / LETTER_PX) - 1), 0, i * lane + lane / 2 + 4));
     }
     if (this.failure) context.fillText(this.failure.error, gutter + 8, 24, width - gutter - 16);
   }
