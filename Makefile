@@ -42,7 +42,7 @@ $(VENV)/.installed: $(VENV)/.builder
 	echo '$(BIN)/python -m pip install --quiet --no-compile --group dev  # while the native code is compiled, in a minute or two'; \
 	$(BIN)/python -m pip install --quiet --no-compile --group dev; tools=$$?; \
 	wait $$native && exit $$tools
-	$(BIN)/python -m pip install -qq --no-compile --no-build-isolation --config-settings editable_mode=compat --editable .
+	$(BIN)/python -m pip install -qq --no-compile --no-build-isolation --config-settings editable_mode=compat --editable '.[all]'
 	@touch $@ $(VENV)/.built
 
 $(VENV)/.built: $(NATIVE)

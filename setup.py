@@ -14,6 +14,7 @@ Two kinds of artefact come out of ``cython_ext/``:
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,10 @@ class BuildNative(build_ext):
             target = lib_root / library.target
             if self.force or not target.exists() or target.stat().st_mtime < changed_s:
                 self.link_library(library, target)
+        if not self.inplace and not self.editable_mode and shutil.which("strip"):
+            # A third of what is installed would be lines for debuggers. A checkout keeps them.
+            files = [str(file) for file in (Path(self.build_lib) / NATIVE).rglob("*.so*")]
+            self.spawn(["strip", "--strip-debug", *files])
 
     def link_library(self, library: Library, target: Path) -> None:
         with ThreadPoolExecutor(self.parallel) as pool:

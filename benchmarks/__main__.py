@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-SUITES = ("slicing", "light", "native", "contention", "launch", "siblings", "metrics")
+SUITES = ("slicing", "light", "native", "contention", "launch", "siblings", "metrics", "starts")
 
 
 def main() -> int:

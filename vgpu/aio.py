@@ -13,16 +13,18 @@ from pathlib import Path
 from subprocess import CompletedProcess
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
 
-import anyio
-import anyio.lowlevel
-import anyio.to_thread
-
+from vgpu import extras
 from vgpu.api import handle, programs
 from vgpu.api.link import Link, open_link
 from vgpu.api.node import Node
 from vgpu.api.options import Changes, Options, Percent, Size
 from vgpu.api.stats import Stats
 from vgpu.errors import ErrorCode, VgpuError
+
+extras.need("vgpu.aio", "aio")
+import anyio  # noqa: E402
+import anyio.lowlevel  # noqa: E402
+import anyio.to_thread  # noqa: E402
 
 if TYPE_CHECKING:
     from anyio.abc import Process

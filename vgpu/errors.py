@@ -25,6 +25,7 @@ class ErrorCode(StrEnum):
     VERSION = "version"  # the two ends do not understand each other
     PROTOCOL = "protocol"  # a peer broke the rules of a link
     UNAVAILABLE = "unavailable"  # known, but down at this moment (being restarted)
+    MISSING = "missing"  # an optional package that this needs is not installed
     INTERNAL = "internal"  # our own fault
 
 

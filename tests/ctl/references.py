@@ -1,16 +1,21 @@
-"""The pages under ``docs/internals`` that are made from docstrings. ``python -m tests.ctl.references`` writes them."""
+"""Pages made from docstrings, and the text of ``vgpuctl --help``. ``python -m tests.ctl.references`` writes them."""
 
 from __future__ import annotations
 
 import ast
+import io
+import os
 import re
 from collections.abc import Iterator
+from contextlib import redirect_stdout
 from dataclasses import fields
 from itertools import groupby, pairwise
 from pathlib import Path
+from unittest import mock
 
 from gpuserver.core.scheduler import policy
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
+from vgpu.ctl.main import run
 from vgpu.protocol.requests import TABLE
 from vgpu.share import PPM
 
@@ -40,7 +45,16 @@ def requests() -> str:
     return "".join(_request_lines())
 
 
+def overview() -> str:
+    """``vgpuctl --help``, as a terminal of 80 columns and every wider one gets it."""
+    shown = io.StringIO()
+    with redirect_stdout(shown), mock.patch.dict(os.environ, COLUMNS="80"):
+        run(["--help"])
+    return shown.getvalue()
+
+
 PAGES = {
+    ROOT / "vgpu" / "ctl" / "overview.txt": overview,
     INTERNALS / "code-map.md": code_map,
     INTERNALS / "policy-constants.md": policy_constants,
     INTERNALS / "requests.md": requests,

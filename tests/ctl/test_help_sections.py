@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import typer.main
 
+from vgpu.ctl import entry
 from vgpu.ctl.main import app, run
 from vgpu.ctl.present.help_sections import MEANT, OTHER, SECTIONS, SYNONYMS, sections
 
@@ -34,3 +40,40 @@ def test_synonyms_lead_to_commands_and_hide_none() -> None:
     commands = set(typer.main.get_command(app).commands)  # type: ignore[attr-defined]
     assert {meant.split()[0] for meant in (SYNONYMS | MEANT).values()} <= commands
     assert not (SYNONYMS.keys() | MEANT.keys()) & commands
+
+
+@pytest.mark.parametrize("argument", [[], ["-h"], ["--help"]])
+@pytest.mark.parametrize("columns", ["60", "80", "", "200"])
+def test_the_overview_is_the_same_as_typers(
+    argument: list[str], columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails: python -m tests.ctl.references."""
+    monkeypatch.setenv("COLUMNS", columns)
+    run(argument)
+    told = capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["vgpuctl", *argument])
+    monkeypatch.setattr("client_hook.interpreter.become", lambda *_: pytest.fail("a second interpreter"))
+    if columns == "60":
+        assert told != Path(entry.OVERVIEW).read_text()
+        with pytest.raises(pytest.fail.Exception):
+            entry.main()
+    else:
+        assert entry.main() == 0
+        assert capsys.readouterr().out == told
+
+
+def test_the_overview_imports_nothing_slow() -> None:
+    code = "import sys; sys.argv[1:] = ['-h']; from vgpu.ctl.entry import main; main(); print(*sys.modules)"
+    command = [sys.executable, "-P", "-c", code]
+    done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
+    assert not {"typer", "typing", "re", "pathlib", "subprocess"} & set(done.stdout.splitlines()[-1].split())
+    assert done.stdout.startswith("Usage: vgpuctl")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+def test_an_overview_that_cannot_be_written_is_an_error() -> None:
+    command = [sys.executable, "-P", "-m", "vgpu.ctl", "--help"]
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert done.returncode == 1
+    assert "cannot write to stdout" in done.stderr

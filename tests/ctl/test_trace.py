@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import threading
 from collections.abc import Iterator
@@ -165,18 +164,3 @@ def test_a_refused_recording_says_why(recorded: FakeNode, capsys: pytest.Capture
     assert run(["trace"]) == Exit.NODE_DOWN
     assert "recorded by 4 others" in capsys.readouterr().err
     assert not Path("trace.json").exists()
-
-
-def test_without_matplotlib_it_says_what_to_install(
-    recorded: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
-    assert run(["trace", "--png", "p.png"]) == Exit.FAILURE
-    said = capsys.readouterr()
-    assert "no picture: --png draws with matplotlib, which is not installed" in said.err
-    assert "pip install matplotlib" in said.err
-    assert "trace.json: open it at" in said.out
-    assert json.loads(Path("trace.json").read_text())["traceEvents"]  # what was recorded is not lost
-    assert not Path("p.png").exists()
-    assert run(["trace"]) == Exit.OK

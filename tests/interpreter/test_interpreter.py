@@ -138,7 +138,7 @@ def test_root_runs_nothing_that_another_user_can_write(tmp_path: Path) -> None:
 
 def test_programs_keep_the_environment_that_the_user_gave(tmp_path: Path) -> None:
     """``vgpuctl`` ignores PYTHONPATH, and passes it on."""
-    code = f"import sys; sys.argv[1:] = []; from vgpu.ctl import entry; {SHOW}"
+    code = f"import sys; sys.argv[1:] = ['ls']; from vgpu.ctl import entry; {SHOW}"
     environment = os.environ | {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == environment["PYTHONPATH"]

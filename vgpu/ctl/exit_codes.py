@@ -36,6 +36,7 @@ FOR_ERROR: Final[dict[ErrorCode, Exit]] = {
     ErrorCode.TIMEOUT: Exit.FAILURE,
     ErrorCode.VERSION: Exit.FAILURE,
     ErrorCode.PROTOCOL: Exit.FAILURE,
+    ErrorCode.MISSING: Exit.FAILURE,
     ErrorCode.INTERNAL: Exit.FAILURE,
 }
 

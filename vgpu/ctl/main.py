@@ -15,6 +15,7 @@ import typer
 from client_hook.errors import CannotStart, HookError
 from vgpu.ctl import config, demo, doctor, gpus, hook, jupyter, node, options, programs, support, systemd, verify, vgpus
 from vgpu.ctl.exit_codes import Exit, report, say
+from vgpu.ctl.mistakes import command_path
 from vgpu.ctl.observe import dashboard, events, logs, metrics, top, trace
 from vgpu.ctl.present import stdio
 from vgpu.ctl.present.help_sections import Overview
@@ -75,7 +76,8 @@ def run(arguments: Sequence[str]) -> int:
         result = app(list(arguments), prog_name="vgpuctl", standalone_mode=False)
         sys.stdout.flush()
     except _UsageError as error:
-        command = getattr(getattr(error, "ctx", None), "command_path", "vgpuctl")
+        path = command_path(typer.main.get_command(app), list(arguments))
+        command = getattr(getattr(error, "ctx", None), "command_path", path)
         message = in_plain_words(error.format_message())  # type: ignore[attr-defined]
         say(message[:1].lower() + message[1:].rstrip("."), f"{command} --help", command)
         return Exit.LAUNCH if launches else Exit.USAGE

@@ -12,6 +12,7 @@ import typer
 from client_hook import interpreter
 from vgpu.ctl import gpus, options
 from vgpu.ctl.exit_codes import say
+from vgpu.ctl.mistakes import ServeCommand
 from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
 from vgpu.ctl.present import progress
 from vgpu.errors import ErrorCode, VgpuError
@@ -34,7 +35,9 @@ def software_version() -> str:
 
 def serve(
     detach: Annotated[bool, typer.Option("-d", "--detach", help="Return once the node answers.")] = False,
-    simulate: Annotated[int | None, typer.Option(metavar="N", help="Serve N simulated GPUs.", min=0, max=16)] = None,
+    simulate: Annotated[
+        int | None, typer.Option(metavar="[N]", help="Serve N simulated GPUs; 1 without N.", min=0, max=16)
+    ] = None,
     mode: Annotated[Mode | None, typer.Option(help="How vGPUs share a GPU; else temporal.")] = None,
     gpu: Annotated[
         list[int] | None, typer.Option(metavar="INDEX", help="Serve this GPU alone; may be repeated.", min=0, max=255)
@@ -194,4 +197,4 @@ def version(form: OutputOption = Output.TABLE) -> None:
 
 def register(app: typer.Typer) -> None:
     for name, command in {"serve": serve, "stop": stop, "status": status, "version": version}.items():
-        app.command(name)(command)
+        app.command(name, cls=ServeCommand if name == "serve" else None)(command)

@@ -10,6 +10,7 @@ from typing import Annotated, Final
 import typer
 
 from client_hook import interpreter
+from vgpu import extras
 from vgpu.ctl import options
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -29,6 +30,8 @@ class Unit(StrEnum):
     METRICS = "vgpu-metrics"
 
 
+_EXTRAS: Final = {Unit.DASHBOARD: "web", Unit.METRICS: "metrics"}
+
 UnitsArgument = Annotated[
     list[Unit] | None, typer.Argument(metavar="UNIT...", help="vgpu, vgpu-dashboard, vgpu-metrics.")
 ]
@@ -45,6 +48,9 @@ def show(units: UnitsArgument = None, user: UserOption = False) -> None:
 def install(units: UnitsArgument = None, user: UserOption = False) -> None:
     """Put units in their place; vgpu if none is named. Nothing is started."""
     chosen = units or [Unit.NODE]
+    for unit, extra in _EXTRAS.items():
+        if unit in chosen:
+            extras.need(f"{unit}.service", extra)
     folder = user_folder() if user else Path("/etc/systemd/system")
     texts = {folder / f"{unit}.service": text(unit, user=user) for unit in chosen}
     try:

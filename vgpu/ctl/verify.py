@@ -44,6 +44,7 @@ def verify(
     On a node of its own. Every check is made without limits, too, and has to fail there. Exits with 1 if a promise is
     not kept, or a control does not fail.
     """
+    from vgpu import extras
     from vgpu.ctl.demo import why_simulated
     from vgpu.ctl.present import output
     from vgpu.files import replaced
@@ -55,6 +56,7 @@ def verify(
     except ValueError as error:
         raise VgpuError(ErrorCode.INVALID, f"--only: {error}", "vgpuctl verify --only share") from error
     if report is not None:
+        extras.need("verify --report", "web", "jinja2")
         with replaced(report):  # before anything is measured for nothing
             pass
     plan = Plan(why_simulated(simulate), quick, checks, None if simulate else gpu)

@@ -13,6 +13,7 @@ import typer
 
 from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import report, say
+from vgpu.ctl.mistakes import SetCommand
 from vgpu.ctl.new_vgpus import node_for_vgpu
 from vgpu.ctl.options import Created, Listed, Output, OutputOption, VgpuArgument, Wanted
 from vgpu.ctl.present import output, progress, tables
@@ -23,6 +24,7 @@ from vgpu.share import MEANING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from vgpu.node.link import ControlLink
     from vgpu.protocol.messages import VgpuDetail, VgpuStatus
     from vgpu.spec import VgpuChanges
 
@@ -74,6 +76,12 @@ def warn(vgpu: VgpuStatus) -> None:
 
 
 def ls(
+    vgpus: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[VGPU]...", help="These alone: ids, prefixes, or names.", autocompletion=completion.vgpus
+        ),
+    ] = None,
     form: Annotated[
         Listed, typer.Option("-o", "--output", help="wide: all columns, uncut; name: names, or ids of those without.")
     ] = Listed.TABLE,
@@ -88,7 +96,7 @@ def ls(
     ] = "",
 ) -> None:
     """List the vGPUs of this node."""
-    from vgpu.ctl.present.listing import chosen
+    from vgpu.ctl.present.listing import chosen, named
     from vgpu.node.link import ControlLink
 
     if watch and (quiet or form is not Listed.TABLE):
@@ -98,18 +106,20 @@ def ls(
     choose = chosen(filters or (), sort)
     with ControlLink() as node:
         if watch:
-            _watch(choose(notice.snapshot.vgpus) for notice in node.watch() if notice.snapshot is not None)
+            snapshots = (notice.snapshot for notice in node.watch())
+            _watch(choose(named(vgpus, one.vgpus)) for one in snapshots if one is not None)
             return
-        vgpus = choose(node.list())
+        everything = node.list()
+    found = choose(named(vgpus, everything, missing_is_error=True))
     if form is Listed.JSON:
-        output.print_json(vgpus)
+        output.print_json(found)
     elif form is Listed.YAML:
-        output.print_yaml(vgpus)
+        output.print_yaml(found)
     elif quiet or form is Listed.NAME:
-        for vgpu in vgpus:
+        for vgpu in found:
             print(vgpu.vgpu_id if quiet else vgpu.name or vgpu.vgpu_id)
     else:
-        output.print_table(tables.VGPUS, map(tables.vgpu_row, vgpus), whole=form is Listed.WIDE)
+        output.print_table(tables.VGPUS, map(tables.vgpu_row, found), whole=form is Listed.WIDE)
 
 
 def _watch(states: Iterable[list[VgpuStatus]]) -> None:
@@ -285,9 +295,18 @@ def set_(
     )
     with ControlLink() as node:
         changed = node.set(vgpu, changes)
-    warn(changed)
+        warn(changed)
+        _print_changed(node, "set", changed, form)
+
+
+def _print_changed(node: ControlLink, how: str, changed: VgpuStatus, form: Output) -> None:
+    """Sentences on a terminal; elsewhere the vGPU's row, or JSON."""
     if form is Output.JSON:
         output.print_json(changed)
+    elif sys.stdout.isatty():
+        from vgpu.ctl.present.sentences import print_changed
+
+        print_changed(node, how, [changed])
     else:
         output.print_table(tables.VGPUS, [tables.vgpu_row(changed)])
 
@@ -363,15 +382,13 @@ def _move(vgpu: str, form: Output, how: str, meanwhile: str, gpu: str = "") -> N
     from vgpu.node.link import ControlLink
 
     sample = None if how == "migrate" else progress.Move(vgpu, away=how == "suspend")
-    with ControlLink() as node, progress.waiting(f"{vgpu}: {meanwhile}", sample):
-        if how == "migrate":
-            changed = node.migrate(vgpu, gpu)
-        else:
-            changed = node.suspend(vgpu) if how == "suspend" else node.resume(vgpu)
-    if form is Output.JSON:
-        output.print_json(changed)
-    else:
-        output.print_table(tables.VGPUS, [tables.vgpu_row(changed)])
+    with ControlLink() as node:
+        with progress.waiting(f"{vgpu}: {meanwhile}", sample):
+            if how == "migrate":
+                changed = node.migrate(vgpu, gpu)
+            else:
+                changed = node.suspend(vgpu) if how == "suspend" else node.resume(vgpu)
+        _print_changed(node, how, changed, form)
 
 
 def rm(
@@ -383,18 +400,25 @@ def rm(
         bool, typer.Option("-f", "--force", help="Also with programs in it; their next GPU call fails.")
     ] = False,
 ) -> int:
-    """Remove vGPUs; prints the id of each one removed."""
+    """Remove vGPUs and say what became free; piped: the ids."""
     from vgpu.node.link import ControlLink
 
     worst = 0
+    gone = []
     with ControlLink() as node:
         for vgpu in vgpus:
             try:
                 with progress.waiting(f"removing {vgpu}"):
                     removed = node.remove(vgpu, force=force)
-                print(removed.vgpu_id)
+                gone.append(removed)
+                if not sys.stdout.isatty():
+                    print(removed.vgpu_id)
             except VgpuError as error:
                 worst = max(worst, report(error))
+        if gone and sys.stdout.isatty():
+            from vgpu.ctl.present.sentences import print_changed
+
+            print_changed(node, "rm", gone)
     return worst
 
 
@@ -460,4 +484,5 @@ def register(app: typer.Typer) -> None:
         "wait": wait,
     }
     for name, command in commands.items():
-        app.command(name, epilog=options.explained(MEANING) if name in ("create", "set") else None)(command)
+        explained = options.explained(MEANING) if name in ("create", "set") else None
+        app.command(name, cls=SetCommand if name == "set" else None, epilog=explained)(command)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import anyio.to_thread
 from jupyter_client.provisioning.local_provisioner import LocalProvisioner
 from traitlets import Unicode
 
+from vgpu import extras
 from vgpu.api.handle import Vgpu, discard
 from vgpu.api.node import Node
+
+extras.need("the kernel provisioner of st-vgpu", "aio")
+import anyio.to_thread  # noqa: E402
 
 
 class VgpuProvisioner(LocalProvisioner):

@@ -132,7 +132,7 @@ def _versions() -> str:
     from client_hook.doctor import probe_driver
 
     installed = {dist.metadata["Name"]: dist.version for dist in distributions()}
-    ours = ("st-vgpu", "trio", "pydantic", "msgpack", "nvidia-ml-py", "typer", "rich", "structlog", "psutil")
+    ours = ("st-vgpu", "trio", "pydantic", "msgpack", "nvidia-ml-py", "typer", "rich", "structlog")
     memory = {line.split(":")[0]: line.split(":")[1].strip() for line in _lines("/proc/meminfo")[:3]}
     return _json(
         {

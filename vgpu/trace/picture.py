@@ -1,5 +1,5 @@
 """The timeline of a recording as a picture: which vGPU held a lease when, and what the GPU did meanwhile. It needs
-matplotlib, which is optional (``pip install "st-vgpu[plot]"``): nothing else imports this module."""
+matplotlib, which is optional (``vgpu.extras``): nothing else imports this module."""
 
 from __future__ import annotations
 

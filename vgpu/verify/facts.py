@@ -9,8 +9,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
-
 from client_hook.doctor import probe_driver
 from vgpu.ctl.node import software_version
 from vgpu.protocol.messages import GpuStatus
@@ -21,10 +19,11 @@ def facts(gpu: GpuStatus, arguments: Sequence[str]) -> dict[str, str]:
     """In words, by name; ``arguments``: of the command line."""
     kind = "simulated: no figure says anything about a real one" if gpu.simulated else gpu.uuid
     driver = "none: the simulated GPU has its own" if gpu.simulated else probe_driver().version or "not known"
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "GPU": f"{gpu.name}, {gpu.sm_count} SMs, {format_bytes(gpu.total_memory_bytes)} ({kind})",
         "driver": driver,
-        "machine": f"{platform.node()}, {_cpu()}, {format_bytes(psutil.virtual_memory().total)}",
+        "machine": f"{platform.node()}, {_cpu()}, {format_bytes(memory_bytes)}",
         "load": f"{os.getloadavg()[0]:.1f} on {len(os.sched_getaffinity(0))} cores, over the last minute",
         "system": f"Linux {platform.release()}, Python {platform.python_version()}",
         "st-vgpu": software_version(),

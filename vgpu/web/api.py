@@ -78,6 +78,7 @@ STATUS_OF: Final[dict[ErrorCode, int]] = {
     ErrorCode.TIMEOUT: 504,
     ErrorCode.VERSION: 502,
     ErrorCode.PROTOCOL: 502,
+    ErrorCode.MISSING: 501,
     ErrorCode.INTERNAL: 500,
 }
 

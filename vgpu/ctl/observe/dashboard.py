@@ -26,6 +26,9 @@ def dashboard(
     ] = False,
 ) -> None:
     """Show the node in a browser, and serve its HTTP API. The token gives all your rights at the node."""
+    from vgpu import extras
+
+    extras.need("dashboard", "web", "fastapi", "hypercorn", "prometheus_client", "swagger_ui_bundle")
     import trio
 
     from vgpu import logs

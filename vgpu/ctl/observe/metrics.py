@@ -43,10 +43,14 @@ def metrics(
     ] = None,
 ) -> int:
     """Print the node's metrics for Prometheus, or serve them."""
+    from vgpu import extras
+
     if listen is None and not serve:
+        extras.need("metrics", "metrics", "prometheus_client")
         return _once(out)
     if out is not None:
         raise VgpuError(ErrorCode.INVALID, "--listen serves metrics, and -o writes them once: give one of them")
+    extras.need(f"metrics {'--serve' if serve else '--listen'}", "metrics")
     from vgpu.config import load
 
     config = load().config

@@ -55,6 +55,9 @@ def top(
 
 
 def _show(delay_s: float) -> None:
+    from vgpu import extras
+
+    extras.need("top", "top")
     from vgpu.node.link import ControlLink
     from vgpu.paths import NodePaths
     from vgpu.top.app import Top

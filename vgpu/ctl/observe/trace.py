@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from vgpu import extras
 from vgpu.ctl import completion
 from vgpu.ctl.exit_codes import Exit, say
 from vgpu.ctl.present import progress
@@ -38,6 +39,8 @@ def trace(
     duration_ns = _duration_ns(seconds)
     if png is not None and png.absolute() == out.absolute():
         raise VgpuError(ErrorCode.INVALID, f"-o and --png are the same file: {out}", f"--png {out.with_suffix('.png')}")
+    if png is not None:
+        extras.need("trace --png", "plot")
     for file in filter(None, (out, png)):
         with replaced(file):  # before anything is recorded for nothing
             pass
@@ -47,8 +50,9 @@ def trace(
     with progress.waiting("recording", progress.timed(seconds, lambda: passed[-1])):
         recordings, errors = collect(_chosen(gpu), duration_ns, passed.append)
     _write(recordings, out)
-    drawn = png is None or _drawn(recordings, png)
-    return max(_explained(errors), Exit.OK if drawn else Exit.FAILURE)
+    if png is not None:
+        _draw(recordings, png)
+    return _explained(errors)
 
 
 def _duration_ns(seconds: float) -> int:
@@ -60,12 +64,6 @@ def _duration_ns(seconds: float) -> int:
             ErrorCode.INVALID, f"--seconds: {seconds:g} is not between {least:g} and {most:g}", "--seconds 5"
         )
     return int(seconds * 1e9)
-
-
-def _can_draw() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("matplotlib") is not None
 
 
 def _chosen(gpu: str | None) -> list[str]:
@@ -100,11 +98,7 @@ def _write(recordings: Sequence[Recording], out: Path) -> None:
     print(f"{out}: open it at https://ui.perfetto.dev")
 
 
-def _drawn(recordings: Sequence[Recording], png: Path) -> bool:
-    """False, with a line on stderr: there is no picture. What was recorded is on the disk by now."""
-    if not _can_draw():
-        say("no picture: --png draws with matplotlib, which is not installed", "pip install matplotlib")
-        return False
+def _draw(recordings: Sequence[Recording], png: Path) -> None:
     from vgpu.trace.picture import draw
 
     for recording in recordings:
@@ -112,7 +106,6 @@ def _drawn(recordings: Sequence[Recording], png: Path) -> bool:
         with progress.waiting(f"drawing {drawn}"), replaced(drawn) as file:
             draw(recording, file)
         print(f"{drawn}: the same as a picture")
-    return True
 
 
 def _explained(errors: Mapping[str, VgpuError]) -> Exit:

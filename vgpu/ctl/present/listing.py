@@ -53,6 +53,25 @@ def chosen(filters: Sequence[str], sort: str) -> Choice:
     return choose
 
 
+def named(
+    names: Sequence[str] | None, vgpus: Iterable[VgpuStatus], *, missing_is_error: bool = False
+) -> list[VgpuStatus]:
+    """The vGPUs that one of ``names`` fits: an id, a prefix of one, or a name; all of them if ``names`` is empty."""
+    everything = list(vgpus)
+    if not names:
+        return everything
+    found = []
+    for name in names:
+        prefix = name if name.startswith("vgpu-") else f"vgpu-{name}"
+        fitting = [vgpu for vgpu in everything if vgpu.name == name] or [
+            vgpu for vgpu in everything if vgpu.vgpu_id.startswith(prefix)
+        ]
+        if not fitting and missing_is_error:
+            raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU is called {name!r}", "vgpuctl ls")
+        found += [vgpu for vgpu in fitting if vgpu not in found]
+    return found
+
+
 def _condition(text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals:

@@ -1,0 +1,140 @@
+"""Typical mistakes: each is answered with what to type next. And what success says on a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.ctl.fake_node import FakeNode, gpu_reading, vgpu_reading
+from vgpu.ctl.exit_codes import Exit
+from vgpu.ctl.main import run
+from vgpu.ctl.present.listing import named
+from vgpu.errors import ErrorCode, VgpuError
+
+TRAINER = vgpu_reading(name="trainer")
+OTHER = vgpu_reading(vgpu_id="vgpu-0b000001", name="infer")
+GPU = gpu_reading(guaranteed_ratio=0.3, guaranteed_memory_bytes=41 << 30)
+
+MISTAKES: list[tuple[str, Exit, list[str]]] = [
+    ("create --sm", Exit.USAGE, ["create: option '--sm' requires an argument", "→ vgpuctl create --help"]),
+    ("create", Exit.USAGE, ["how much compute is missing", "--sm 30"]),
+    ("create --sm 0.3", Exit.USAGE, ["0.3 is less than 1 percent", "write 30"]),
+    ("create --sm 101", Exit.USAGE, ["101 is not between 1 and 100 percent"]),
+    ("create --sm -1", Exit.USAGE, ["'-1' is not a percentage", "write 30"]),
+    ("create --sm 30 --mem 8Q", Exit.USAGE, ["'8Q' is not a size", "8GiB"]),
+    ("create --sm 30 --foo 3", Exit.USAGE, ["no such option: --foo", "→ vgpuctl create --help"]),
+    ("create --sm 30 --ttl soon", Exit.USAGE, ["--ttl", "8h"]),
+    ("set x --gpu 1", Exit.USAGE, ["set does not move a vGPU", "→ vgpuctl migrate x --gpu 1"]),
+    ("set x --gpu=1", Exit.USAGE, ["→ vgpuctl migrate x --gpu 1"]),
+    ("set --gpu 1", Exit.USAGE, ["→ vgpuctl migrate VGPU --gpu 1"]),
+    ("set x", Exit.USAGE, ["nothing to change", "→ vgpuctl set VGPU --sm 50 --mem 16G"]),
+    ("gpu set 0 --period", Exit.USAGE, ["→ vgpuctl gpu set --help"]),
+    ("migrate x", Exit.USAGE, ["missing option '--gpu'", "→ vgpuctl migrate --help"]),
+    ("ls --filter", Exit.USAGE, ["ls: option '--filter' requires an argument", "→ vgpuctl ls --help"]),
+    ("ls --filter idle", Exit.USAGE, ["'idle' is not KEY=VALUE", "→ vgpuctl ls --filter state=idle"]),
+    ("ls --sort size", Exit.USAGE, ["--sort knows no 'size'", "memory"]),
+    ("ls job-a", Exit.NOT_FOUND, ["no vGPU is called 'job-a'", "→ vgpuctl ls"]),
+    ("rm", Exit.USAGE, ["missing argument 'VGPU'", "→ vgpuctl rm --help"]),
+    ("run --sm 10", Exit.LAUNCH, ["which program? It is missing", "→ vgpuctl run ... python train.py"]),
+    ("exec x", Exit.LAUNCH, ["which program? It is missing", "→ vgpuctl exec ... python train.py"]),
+    ("kill x", Exit.USAGE, ["Did you mean vgpuctl rm -f?"]),
+    ("new", Exit.USAGE, ["Did you mean vgpuctl create?"]),
+    ("stats", Exit.USAGE, ["Did you mean vgpuctl top?"]),
+    ("start", Exit.USAGE, ["Did you mean vgpuctl serve?"]),
+    ("move x", Exit.USAGE, ["Did you mean vgpuctl migrate?"]),
+    ("serve --simulate 99", Exit.USAGE, ["'--simulate'", "at most 16", "→ vgpuctl serve --help"]),
+    ("serve --mode fast", Exit.USAGE, ["'--mode'", "temporal", "→ vgpuctl serve --help"]),
+]
+
+
+def dump(model: Any) -> dict[str, Any]:
+    dumped: dict[str, Any] = model.model_dump(mode="json")
+    return dumped
+
+
+@pytest.fixture
+def served(node: FakeNode) -> FakeNode:
+    node.answers["list"] = lambda _: {"vgpus": [dump(TRAINER), dump(OTHER)]}
+    node.answers["gpus"] = lambda _: {"gpus": [dump(GPU)]}
+    for op in ("suspend", "resume", "migrate", "set", "remove"):
+        node.answers[op] = lambda _: dump(TRAINER)
+    return node
+
+
+@pytest.mark.parametrize(("line", "code", "contained"), MISTAKES, ids=[line for line, _, _ in MISTAKES])
+def test_a_mistake_is_answered_with_what_to_type(
+    served: FakeNode, capsys: pytest.CaptureFixture[str], line: str, code: Exit, contained: list[str]
+) -> None:
+    assert run(line.split()) == code
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert len(told.err.splitlines()) <= 2
+    assert [words for words in contained if words not in told.err] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "simulated"),
+    [("--simulate", "1"), ("--simulate --detach", "1"), ("--detach --simulate", "1"), ("--simulate 3", "3")],
+)
+def test_simulate_alone_means_one(line: str, simulated: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[list[str]] = []
+
+    def start(command: list[str], *_: object) -> None:
+        given.append(command)
+        raise VgpuError(ErrorCode.INTERNAL, "not in this test")
+
+    monkeypatch.setattr("vgpu.ctl.node.os.execve", lambda _, command, environment: start(command))
+    monkeypatch.setattr("vgpu.node.starting.start", start)
+    assert run(["serve", *line.split()]) == Exit.FAILURE
+    [command] = given
+    assert command[command.index("--simulate") + 1] == simulated
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        ("trainer", ["trainer"]),
+        ("infer trainer", ["infer", "trainer"]),
+        ("vgpu-0", ["trainer", "infer"]),
+        ("0b", ["infer"]),
+        ("infer infer", ["infer"]),
+        ("vgpu-0 --filter name=t*", ["trainer"]),
+    ],
+)
+def test_ls_takes_names(served: FakeNode, capsys: pytest.CaptureFixture[str], names: str, listed: list[str]) -> None:
+    assert run(["ls", "-o", "name", *names.split()]) == 0
+    assert capsys.readouterr().out.split() == listed
+
+
+def test_a_watched_vgpu_may_vanish() -> None:
+    assert named(["trainer"], [OTHER]) == []
+
+
+FREE = "GPU 0 has 70 % of its compute and 100 GiB free for other vGPUs."
+SHOWN = "trainer (vgpu-0a1b2c3d)"
+DONE = [
+    ("suspend trainer", f"{SHOWN} is suspended. Its programs wait until vgpuctl resume."),
+    ("resume trainer", f"{SHOWN} is back on GPU 0."),
+    ("migrate trainer --gpu 0", f"{SHOWN} is on GPU 0 now."),
+    ("set trainer --sm 30", f"{SHOWN} has 30 % of GPU 0 and 8 GiB."),
+    ("rm trainer", f"{SHOWN} is removed."),
+]
+
+
+@pytest.mark.parametrize(("line", "sentence"), DONE)
+def test_on_a_terminal_a_command_says_what_changed(
+    served: FakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, line: str, sentence: str
+) -> None:
+    monkeypatch.setattr("vgpu.ctl.vgpus.sys.stdout.isatty", lambda: True)
+    assert run(line.split()) == 0
+    assert capsys.readouterr().out.splitlines() == [sentence, FREE]
+
+
+@pytest.mark.parametrize("line", [line for line, _ in DONE])
+def test_a_pipe_gets_the_row_or_the_id(served: FakeNode, capsys: pytest.CaptureFixture[str], line: str) -> None:
+    assert run(line.split()) == 0
+    told = capsys.readouterr().out
+    assert "vgpu-0a1b2c3d" in told
+    assert "free" not in told
+    assert not [request for request in served.asked if request.op == "gpus"]
