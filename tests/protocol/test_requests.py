@@ -17,7 +17,7 @@ from vgpu.protocol.requests import ENTRY_OF, TABLE, Route, entry_of
 from vgpu.spec import VgpuChanges
 from vgpu.web.api import api
 
-OF_THE_DASHBOARD = {"GET /history", "GET /stream", "GET /gpus/{index}/timeline"}
+OF_THE_DASHBOARD = {"GET /history", "GET /labels", "GET /stream", "GET /gpus/{index}/timeline"}
 """Routes that are no request of the control link."""
 
 

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,7 +18,6 @@ from tests.ctl.fake_node import process_reading
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from tests.web.conftest import Dashboard
 from vgpu.errors import ErrorCode
-from vgpu.printable import command_name
 from vgpu.protocol.messages import GpuStatus, ProcessReading, Snapshot, VgpuDetail, VgpuStatus
 from vgpu.protocol.trace import TraceChunk
 from vgpu.web.api import STATUS_OF, Labels, named
@@ -82,15 +80,17 @@ def test_every_reading_is_the_control_links_model(api: httpx.Client, vgpu: VgpuS
 
 
 def test_a_label_is_the_command_line_of_the_first_program(vgpu: VgpuStatus) -> None:
-    own = command_name(Path("/proc/self/cmdline").read_bytes().decode().split("\0")[0])
-    attached = [
-        ProcessReading.model_validate(process_reading(vgpu_id=vgpu.vgpu_id, slot=slot, pid=pid, command=command))
-        for slot, pid, command in ((1, 1 << 22, "second"), (0, os.getpid(), own))
-    ]
-    labels = named([vgpu], attached)
-    program, *arguments = labels.commands[vgpu.vgpu_id].split()
-    assert program == Path(own).name
-    assert arguments
+    with subprocess.Popen(["/bin/sleep", "1000"]) as program:
+        try:
+            attached = [
+                ProcessReading.model_validate(
+                    process_reading(vgpu_id=vgpu.vgpu_id, slot=slot, pid=pid, command=command)
+                )
+                for slot, pid, command in ((1, 1 << 22, "second"), (0, program.pid, "/bin/sleep"))
+            ]
+            assert named([vgpu], attached).commands == {vgpu.vgpu_id: "sleep 1000"}
+        finally:
+            program.kill()
 
 
 def test_a_vgpu_is_changed_suspended_resumed_moved(api: httpx.Client, vgpu: VgpuStatus) -> None:

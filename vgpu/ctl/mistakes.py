@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Final
 
 from typer.core import TyperCommand
@@ -17,7 +18,7 @@ class ServeCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         whole = []
-        for word, following in zip(args, [*args[1:], ""], strict=True):
+        for word, following in pairwise([*args, ""]):
             whole.append(word)
             if word == _SIMULATE and (not following or following.startswith("-")):
                 whole.append("1")
@@ -28,7 +29,7 @@ class SetCommand(TyperCommand):
     """``--gpu`` is a mistake that names ``migrate``."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        for word, following in zip(args, [*args[1:], ""], strict=True):
+        for word, following in pairwise([*args, ""]):
             if word.partition("=")[0] == _GPU:
                 gpu = word.partition("=")[2] or following or "GPU"
                 vgpu = args[0] if args[0] != word and not args[0].startswith("-") else "VGPU"
