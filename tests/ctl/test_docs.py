@@ -52,7 +52,7 @@ WRITTEN = [path for path in PLAIN if path not in PAGES]
 LONGEST_CELL = 200
 PLAIN_WORDS = [
     *WRITTEN,
-    *(path for path in sorted((ROOT / "docs" / "performance").glob("*.md")) if path.name != "light.md"),
+    *sorted((ROOT / "docs" / "performance").glob("*.md")),
     *sorted((ROOT / "docs").glob("quickstart-*.md")),
     *(ROOT / "docs" / f"{page}.md" for page in ("concepts", "dashboard", "mutation", "operations")),
     *(ROOT / "docs" / f"{page}.md" for page in ("security", "top", "trace", "verify")),

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 MOST_WORDS = 30
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("quickstart-*.md"))]
 SHORT_ENTRIES = [
-    *(path for path in sorted((ROOT / "docs" / "performance").glob("*.md")) if path.name != "light.md"),
+    *sorted((ROOT / "docs" / "performance").glob("*.md")),
     *(ROOT / "docs" / f"{page}.md" for page in ("concepts", "dashboard", "operations", "top", "trace")),
 ]
 """Pages in which a quoted command counts as one word, and a cell of a table may list entries between semicolons."""
