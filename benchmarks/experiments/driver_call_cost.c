@@ -9,13 +9,11 @@
  * the stream every 50 us, as the hook's own does near the end of a lease. Prints nanoseconds: the median of the rounds and
  * its 95 % interval. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include "driver.h"
+
 #include <pthread.h>
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define BATCH 50
@@ -27,31 +25,11 @@
 
 static const char PTX[] = ".version 7.0\n.target sm_52\n.address_size 64\n.visible .entry empty()\n{\n  ret;\n}\n";
 
-static void *library, *context, *function, *stream, *plain[EVENTS], *timed[EVENTS], *ended, *pending;
+static void *context, *function, *stream, *plain[EVENTS], *timed[EVENTS], *ended, *pending;
 static unsigned next_event, queued_blocks;
 static volatile int asks, stops;
 static unsigned word __attribute__((aligned(64)));
 static volatile unsigned shared __attribute__((aligned(64))), other __attribute__((aligned(64)));
-
-static double now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e9 + t.tv_nsec;
-}
-static void check(int result, const char *what) {
-    if (result != 0) {
-        fprintf(stderr, "asking: %s returned %d\n", what, result);
-        exit(1);
-    }
-}
-static void *found(const char *name) {
-    void *address = dlsym(library, name);
-    if (!address) {
-        fprintf(stderr, "asking: no %s\n", name);
-        exit(1);
-    }
-    return address;
-}
 
 static unsigned long long host_word; /* as the GPU sees it */
 static unsigned written;
@@ -165,11 +143,6 @@ static double batch(int state, void (*call)(void)) {
     double took = now_ns() - start - elsewhere;
     check(synchronize(stream), "cuStreamSynchronize");
     return took;
-}
-
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static void measure(int state, int call, int rounds) {

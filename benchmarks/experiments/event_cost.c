@@ -9,13 +9,11 @@
  * processes launch kernels of 5 us meanwhile, 10 us apart, and wait after each 200; then the own time has others' time slices in
  * it, and is not used. */
 #define _GNU_SOURCE
-#include <dlfcn.h>
+#include "driver.h"
+
 #include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <time.h>
 #include <unistd.h>
 
 #define SAMPLES 40
@@ -38,28 +36,9 @@ static const char PTX[] =
     "  mul.wide.u32 %rd2, %r3, 4;\n  add.u64 %rd3, %rd1, %rd2;\n"
     "  ld.global.f32 %f0, [%rd3];\n  add.f32 %f1, %f0, 0f3F800000;\n  st.global.f32 [%rd3], %f1;\n  ret;\n}\n";
 
-static void *library, *context, *spin, *add, *stream, *events[2 * SAMPLES];
+static void *context, *spin, *add, *stream, *events[2 * SAMPLES];
 static uint64_t floats;
 
-static double now_ns(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return t.tv_sec * 1e9 + t.tv_nsec;
-}
-static void check(int result, const char *what) {
-    if (result != 0) {
-        fprintf(stderr, "event_cost: %s returned %d\n", what, result);
-        exit(1);
-    }
-}
-static void *found(const char *name) {
-    void *address = dlsym(library, name);
-    if (!address) {
-        fprintf(stderr, "event_cost: no %s\n", name);
-        exit(1);
-    }
-    return address;
-}
 static int (*event_record)(void *, void *), (*synchronize)(void *), (*elapsed)(float *, void *, void *), (*stream_query)(void *);
 static int (*launch)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, void *, void **, void **);
 
@@ -91,10 +70,6 @@ static double between_ns(int first, int last) {
     float ms;
     check(elapsed(&ms, events[first], events[last]), "cuEventElapsedTime");
     return ms * 1e6;
-}
-static int compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
 }
 
 static double dense_ns(const Case *one, int count) {

@@ -55,7 +55,6 @@ def without(blocked: list[str], folder: Path, *arguments: str, code: str = RUN) 
             "metrics --listen needs fastapi and hypercorn, which are not installed",
             "metrics",
         ),
-        ("matplotlib", "trace --png p.png", "trace --png needs matplotlib, which is not installed", "plot"),
         (
             "swagger_ui_bundle fastapi hypercorn prometheus_client",
             "dashboard",

@@ -34,7 +34,8 @@ MISTAKES: list[tuple[str, Exit, list[str]]] = [
     ("ls --filter", Exit.USAGE, ["ls: option '--filter' requires an argument", "→ vgpuctl ls --help"]),
     ("ls --filter idle", Exit.USAGE, ["'idle' is not KEY=VALUE", "→ vgpuctl ls --filter state=idle"]),
     ("ls --sort size", Exit.USAGE, ["--sort knows no 'size'", "memory"]),
-    ("ls job-a", Exit.NOT_FOUND, ["no vGPU is called 'job-a'", "→ vgpuctl ls"]),
+    ("ls job-a", Exit.NOT_FOUND, ["there is no vGPU 'job-a'", "→ see: vgpuctl ls"]),
+    ("ls vgpu-0", Exit.NOT_FOUND, ["'vgpu-0' fits 2 vGPUs", "→ write the id"]),
     ("rm", Exit.USAGE, ["missing argument 'VGPU'", "→ vgpuctl rm --help"]),
     ("run --sm 10", Exit.LAUNCH, ["which program? It is missing", "→ vgpuctl run ... python train.py"]),
     ("exec x", Exit.LAUNCH, ["which program? It is missing", "→ vgpuctl exec ... python train.py"]),
@@ -96,10 +97,10 @@ def test_simulate_alone_means_one(line: str, simulated: str, monkeypatch: pytest
     [
         ("trainer", ["trainer"]),
         ("infer trainer", ["infer", "trainer"]),
-        ("vgpu-0", ["trainer", "infer"]),
+        ("vgpu-0a", ["trainer"]),
         ("0b", ["infer"]),
         ("infer infer", ["infer"]),
-        ("vgpu-0 --filter name=t*", ["trainer"]),
+        ("trainer infer --filter name=t*", ["trainer"]),
     ],
 )
 def test_ls_takes_names(served: FakeNode, capsys: pytest.CaptureFixture[str], names: str, listed: list[str]) -> None:

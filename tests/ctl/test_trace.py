@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from tests.ctl.fake_node import FakeNode, gpu_reading
 from tests.trace.recordings import BEGIN, gpu, lease, turns
+from vgpu import extras
 from vgpu.ctl.exit_codes import Exit
 from vgpu.ctl.main import run
 from vgpu.errors import ErrorCode, VgpuError
@@ -164,3 +167,18 @@ def test_a_refused_recording_says_why(recorded: FakeNode, capsys: pytest.Capture
     assert run(["trace"]) == Exit.NODE_DOWN
     assert "recorded by 4 others" in capsys.readouterr().err
     assert not Path("trace.json").exists()
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    recorded: FakeNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delitem(sys.modules, "matplotlib", raising=False)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None if name == "matplotlib" else find_spec(name))
+    assert run(["trace", "--png", "p.png"]) == Exit.FAILURE
+    said = capsys.readouterr()
+    assert "trace --png needs matplotlib, which is not installed" in said.err
+    assert 'pip install "st-vgpu[plot]"' in said.err
+    assert "trace.json: open it at" in said.out
+    assert json.loads(Path("trace.json").read_text())["traceEvents"]  # what was recorded is not lost
+    assert not Path("p.png").exists()
+    assert run(["trace"]) == Exit.OK

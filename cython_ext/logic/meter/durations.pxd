@@ -63,9 +63,9 @@ cdef struct Duration:
     float[8] samples_ns      # the newest at [(learned - 1) % 8]
     int64_t estimate_ns      # UNKNOWN_NS before the first sample
     int64_t longest_ns       # the highest estimate of late
-    float mean_ns            # of samples, outliers too: what a sum of launches takes (meter.pxd) ...
+    float mean_ns            # of samples, outliers too: what a sum of launches takes (meter.pxd)
     float least_ns           # the shortest of the foreign samples ``in_row``
-    uint8_t means            # ... the mean is of so many, since the meter was doubted
+    uint8_t means            # ``mean_ns`` is of so many samples, since the meter was doubted
     uint8_t foreign          # foreign samples of late, by what each counts, less those that were not
     uint8_t in_row           # foreign samples of an empty queue since the last one that was not foreign
     float peak_ns            # the longest sample of late
@@ -212,7 +212,7 @@ cdef inline void durations_restart(Duration* entry) noexcept nogil:
 
 
 cdef inline int64_t believe_in_row(Duration* entry, int64_t sample_ns) noexcept nogil:
-    """The same for a foreign sample of an empty queue."""
+    """What to learn of a foreign sample of an empty queue; UNKNOWN_NS: nothing."""
     entry.least_ns = min(<float>sample_ns, entry.least_ns) if entry.in_row else <float>sample_ns
     entry.in_row += 1
     if entry.in_row < FOREIGN_IN_ROW:
@@ -238,8 +238,8 @@ cdef inline int64_t durations_believe(
     another vGPU before the launch comes. There only FOREIGN_IN_ROW foreign samples in a row show that the launches are
     longer, and the shortest of them is believed.
 
-    Beside other vGPUs the two events around a short launch add more to its sample than alone: up to 3 µs (measured on
-    an H100, docs/performance.md). So a steady key's sample shows only whether its length has changed by half or more.
+    Beside other vGPUs a sample of a short launch may be up to 3 µs longer than alone (measured on an H100,
+    docs/performance/light.md). So a steady key's sample shows only whether its length has changed by half or more.
     """
     cdef int64_t usual_ns = <int64_t>entry.peak_ns, least_ns = <int64_t>entry.peak_ns
     cdef int64_t mean_ns

@@ -39,8 +39,6 @@ def trace(
     duration_ns = _duration_ns(seconds)
     if png is not None and png.absolute() == out.absolute():
         raise VgpuError(ErrorCode.INVALID, f"-o and --png are the same file: {out}", f"--png {out.with_suffix('.png')}")
-    if png is not None:
-        extras.need("trace --png", "plot")
     for file in filter(None, (out, png)):
         with replaced(file):  # before anything is recorded for nothing
             pass
@@ -50,9 +48,11 @@ def trace(
     with progress.waiting("recording", progress.timed(seconds, lambda: passed[-1])):
         recordings, errors = collect(_chosen(gpu), duration_ns, passed.append)
     _write(recordings, out)
+    ended = _explained(errors)
     if png is not None:
+        extras.need("trace --png", "plot")  # not earlier: the recording is kept
         _draw(recordings, png)
-    return _explained(errors)
+    return ended
 
 
 def _duration_ns(seconds: float) -> int:

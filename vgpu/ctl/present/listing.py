@@ -1,13 +1,15 @@
-"""Which vGPUs ``vgpuctl ls`` lists, and in which order. Pure, but for the names of users."""
+"""Which vGPUs ``vgpuctl ls`` lists, and in which order. Pure, but for users."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 from vgpu.ctl.present import tables
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.routing import find_vgpu
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import VgpuStatus
@@ -56,19 +58,20 @@ def chosen(filters: Sequence[str], sort: str) -> Choice:
 def named(
     names: Sequence[str] | None, vgpus: Iterable[VgpuStatus], *, missing_is_error: bool = False
 ) -> list[VgpuStatus]:
-    """The vGPUs that one of ``names`` fits: an id, a prefix of one, or a name; all of them if ``names`` is empty."""
+    """The vGPUs that ``names`` name (``find_vgpu``); all of them if ``names`` is empty."""
     everything = list(vgpus)
     if not names:
         return everything
-    found = []
+    found: list[VgpuStatus] = []
     for name in names:
-        prefix = name if name.startswith("vgpu-") else f"vgpu-{name}"
-        fitting = [vgpu for vgpu in everything if vgpu.name == name] or [
-            vgpu for vgpu in everything if vgpu.vgpu_id.startswith(prefix)
-        ]
-        if not fitting and missing_is_error:
-            raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU is called {name!r}", "vgpuctl ls")
-        found += [vgpu for vgpu in fitting if vgpu not in found]
+        try:
+            vgpu = find_vgpu(name, everything, os.geteuid())
+        except VgpuError:
+            if missing_is_error:
+                raise
+            continue
+        if vgpu not in found:
+            found.append(vgpu)
     return found
 
 
