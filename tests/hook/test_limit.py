@@ -64,11 +64,16 @@ def test_two_processes_share_it(stage: Stage) -> None:
     vgpu = stage.vgpu()
     programs = [held(stage, vgpu), held(stage, vgpu)]
     before = [program.ask()[0] for program in programs]
-    allowed_ns = allow(vgpu, 100 * MS)
-    eventually(lambda: used_ns(vgpu) >= allowed_ns - SLACK_NS, "100 ms are used by both together")
-    for program in programs:  # each knows of the other's work what was published last
-        eventually(program.is_held, "it is held")
-    assert all(program.ask()[0] > launched for program, launched in zip(programs, before, strict=True))
+
+    def both_have_launched() -> bool:
+        """The two use 100 ms more. A process without a CPU may leave all of it to the other one."""
+        allowed_ns = allow(vgpu, 100 * MS)
+        eventually(lambda: used_ns(vgpu) >= allowed_ns - SLACK_NS, "both together use 100 ms")
+        for program in programs:  # a process knows the other one's use from its last report
+            eventually(program.is_held, "the limit holds it")
+        return all(program.ask()[0] > launched for program, launched in zip(programs, before, strict=True))
+
+    eventually(both_have_launched, "both processes have launched kernels")
 
 
 def test_what_a_process_that_has_ended_used_stays_used(stage: Stage) -> None:
