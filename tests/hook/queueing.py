@@ -9,11 +9,12 @@ from tests.hook.programs import PROLOGUE, drained
 from tests.hook.stage import MS, Stage, StagedVgpu, eventually
 
 COMMANDS = """
-import time
+import mmap, signal, time
 streams = {"own": app.stream, "legacy": LEGACY, "per-thread": PER_THREAD}
 kernels = {name: app.kernel(0.5, stream) for name, stream in streams.items()}
 other = app.new_stream(1)
 fine = app.kernel(0.002, other)
+beside_kernel, filling, word, launching = app.kernel(0.5, other), app.event(), None, None
 executable = c_void_p()
 done, graph = app.event(), c_void_p()
 block, filled = app.allocate(1 << 20), app.allocate(2 << 20)
@@ -21,7 +22,7 @@ kernel, stream, results = kernels["own"], app.stream, []
 
 def warm():
     # long enough for the lease to count for something, and every kernel known
-    for each in kernels.values():
+    for each in (*kernels.values(), beside_kernel):
         for _ in range(40):
             each.launch()
             app.synchronize()
@@ -89,6 +90,41 @@ def free():
 def records(count):
     # more than the driver's queue has places for: the last ones wait in there
     return [app.result("cuEventRecord", done, stream) for _ in range(int(count))][-1]
+
+def hold_other(value):
+    # "other" waits until the word has at least this value
+    global word
+    if word is None:
+        word = c_uint.from_buffer(mmap.mmap(-1, 4096))
+        app.call("cuMemHostRegister_v2", byref(word), c_size_t(4096), 2)
+    address = c_uint64()
+    app.call("cuMemHostGetDevicePointer_v2", byref(address), byref(word), 0)
+    return app.result("cuStreamWaitValue32_v2", other, address, c_uint(int(value)), 0)
+
+def let_other(value):
+    word.value = int(value)
+
+def fill_other():
+    # more than the driver's queue has places for
+    return max([app.result("cuEventRecord", filling, other) for _ in range(2000)])
+
+def launch_other():
+    global launching
+    launching = threading.get_ident()
+    return app.result("cuLaunchKernel", *beside_kernel.arguments)
+
+def other_is_done():
+    return app.result("cuStreamQuery", other)
+
+def interrupt_launch():
+    # the thread waits in the handler until another signal comes
+    libc = ctypes.CDLL(None)
+    libc.signal(10, ctypes.cast(libc.pause, c_void_p))
+    libc.signal(12, ctypes.cast(libc.getpid, c_void_p))
+    signal.pthread_kill(launching, 10)
+
+def resume_launch():
+    signal.pthread_kill(launching, 12)
 
 def exit_on_alarm():
     # as programs do that POSIX forbids it

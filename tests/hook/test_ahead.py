@@ -226,6 +226,39 @@ def test_a_lease_that_was_given_back_and_taken_back_runs_what_was_queued_meanwhi
         eventually(program.is_done, "it runs")
 
 
+def test_no_queue_begins_while_a_marker_may_precede_its_launch(stage: Stage, vgpu: StagedVgpu) -> None:
+    """One thread is inside a launch while another one puts a marker into the same stream. Only a query of the stream
+    shows the end of that launch, and a stream that waits for a word cannot be queried."""
+    program = Program(stage, vgpu)
+    assert program.ask("hold_other 1") == "0"
+    assert program.ask("launch_other") == "0"
+    epoch = program.lease(60_000 * MS)
+    eventually(lambda: vgpu.slot().last_epoch == epoch, "the lease begins")
+    program.ask("beside fill_other")
+    time.sleep(0.05)
+    launches = vgpu.slot().launches
+    program.ask("beside launch_other")
+    eventually(lambda: vgpu.slot().launches > launches, "the launch has passed the gate")
+    time.sleep(0.05)
+    assert program.ask("seen") == "[]", "the driver's queue is full"
+    program.ask("interrupt_launch")
+    program.ask("let_other 1")
+    eventually(lambda: program.ask("seen") == "[0]", "the records are in the queue")
+    eventually(lambda: program.ask("other_is_done") == "0", "the queue is empty")
+    assert program.ask("launch 1") == "0", "a marker in the other stream comes first"
+    eventually(program.is_done, "it runs")
+    assert vgpu.end(epoch, time.monotonic_ns())
+    assert program.ask("hold_other 2") == "0"
+    program.ask("resume_launch")
+    eventually(lambda: program.ask("seen") == "[0, 0]", "the launch is in the queue")
+    program.ask("beside launch 1")
+    time.sleep(0.05)
+    program.ask("let_other 2")
+    drained(stage, vgpu, epoch)
+    with vgpu.granting(20 * MS):
+        eventually(lambda: program.ask("seen") == "[0, 0, 0]", "the next launch is through")
+
+
 def test_it_ends_with_its_process(stage: Stage, vgpu: StagedVgpu) -> None:
     program = Program(stage, vgpu)
     program.ask("launch 6")
