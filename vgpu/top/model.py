@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from vgpu.ctl.present.tables import user_name
+from vgpu.ctl.present.tables import user_name, with_names
 from vgpu.protocol.messages import EventReading, GpuStatus, ProcessReading, Snapshot, VgpuStatus
 
 SPAN_S: Final = 300
@@ -275,7 +275,7 @@ class Model:
 
     def add_event(self, event: EventReading) -> None:
         named = f"{event.vgpu_id}: " if event.vgpu_id and event.vgpu_id not in event.text else ""
-        self.remark(event.at_unix_s, event.kind, f"{named}{event.text}")
+        self.remark(event.at_unix_s, event.kind, with_names(f"{named}{event.text}"))
 
     def remark(self, at_unix_s: float, kind: str, text: str) -> None:
         self.remarks.append(Remark(at_unix_s, kind, text))
