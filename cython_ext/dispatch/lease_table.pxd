@@ -310,7 +310,7 @@ cdef inline int table_publish(
     """A new lease, or a new version of a live one. ``asked``: lease, window, early, on_want, alone, waits and
     after.
 
-    One of BOARD_*; without OK nothing changed. Steps are the caller's.
+    Returns TABLE_*. Anything but TABLE_OK: nothing changed. Steps are the caller's.
     """
     cdef VgpuQueue* queue = &table.queues[key]
     cdef PublishedLease* published = table_find(table, key, asked.lease.epoch)

@@ -53,7 +53,8 @@ log = get_logger(__name__)
 
 ADMIT_S: Final = 30.0
 """A broker that has not opened its socket by then will not."""
-RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
+RETURN_S: Final = 10.0
+"""A broker of the last server reconnects within 0.1 s (vgpu/broker/runtime.py, RECONNECT_S)."""
 LONGEST_PAUSE_S: Final = 5.0
 AWAY_S: Final = 0.05
 NO_MEANS_S: Final = 1.0
