@@ -19,10 +19,11 @@ A thread waits from the beginning of a call that waits for the GPU to its end, i
 the process wants the GPU. A program that asks again and again whether its work is done does not wait, by this measure:
 its demand is too low.
 
-A *run length* (``burst`` in names) is the work that the process launches between two waits for the GPU. The longer it is, the longer a lease that
-has to end goes on. A program that launches all the time and hardly ever waits has endless bursts. It fills the GPU,
-even where others' slices make its G ÷ (G + H) small. Of each figure, the mean burst is weighted by work. The hook
-thread counts the waits that ended since its last sample, and divides the work since then by them.
+The *run length* (``burst`` in names) is the work that the process launches between two waits for the GPU. The longer
+it is, the longer a lease that has to end goes on. A program that launches all the time and hardly ever waits has an
+endless one. It fills the GPU, even where others' slices make its G ÷ (G + H) small. Of each figure, the mean is
+weighted by work. The hook thread counts the waits that ended since its last sample, and divides the work since then by
+them.
 
 A figure needs some G, and MEASURED_NS of G and H together, which a vGPU that has the GPU all the time uses up in a
 tenth of a second. Of a pause, in which the process does not want the GPU, PAUSE_MOST_NS at most count as host time: a
@@ -54,11 +55,11 @@ cdef struct Waits:
 cdef struct Demand:
     uint32_t ppm             # G ÷ (G + H), at least 1; 0: not measured yet
     uint32_t waits_ppm       # the part of the time in which the process waited for the GPU
-    uint32_t burst_us        # mean burst, weighted by work
+    uint32_t burst_us        # mean run length, weighted by work
     uint32_t waits           # ended at the last sample
     uint64_t looked_work_ns  # G at the last sample
     uint64_t burst_ns        # G since the last wait that ended
-    double bursts            # Σ bursts since the last figure ...
+    double bursts            # Σ run lengths since the last figure ...
     double squares           # ... and of their squares
     int64_t looked_ns        # the last sample; 0: none yet
     int64_t paused_ns        # of a pause that has not ended, so much was host time
