@@ -10,10 +10,9 @@ from typing import Final, Literal
 
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
 from gpuserver.core.admission.registry import VgpuRecord
-from gpuserver.core.observe.usage import Seen, Turns, Usage
+from gpuserver.core.observe.usage import Seen, TurnUse, Usage
 from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, ServiceTotals
 from gpuserver.core.states.migration import Step
-from gpuserver.device.nvidia.mps import client_priority
 from gpuserver.runtime.memory.outside import UnmanagedProcess
 from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.rates import Rates
@@ -157,7 +156,7 @@ def peak_bytes(vgpu: Vgpu) -> int:
     return vgpu.implicit_peak_bytes + bounded(sum(slot.peak_bytes for slot in vgpu.slots))
 
 
-def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turns: Turns) -> Seen:
+def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turn_use: TurnUse) -> Seen:
     """What there is to conclude a size from. Of what stands still the driver shows less than it needs, and after a
     restart nobody knows how much less."""
     record = vgpu.record
@@ -171,7 +170,7 @@ def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turns: Turns) 
         memory_limit_bytes=record.memory_limit_bytes,
         memory_refusals=vgpu.refusals,
         gpu_index=gpu_index,
-        wasted=turns.wasted(),
+        wasted=turn_use.wasted(),
     )
 
 
@@ -234,6 +233,7 @@ def warnings_on(
     vgpu: Vgpu,
     records: Iterable[VgpuRecord],
     mps_reason: str,
+    client_priority: str,
     *,
     simulated: bool = True,
     least_context_bytes: int | None = None,
@@ -241,6 +241,7 @@ def warnings_on(
     """What does not hold for this vGPU just now, though it was asked for, and what is dangerous.
 
     ``records``: of all vGPUs of the GPU. ``mps_reason``: why there is no MPS daemon, "" if there is one.
+    ``client_priority``: CUDA_MPS_CLIENT_PRIORITY of the vGPU's new processes.
     """
     record = vgpu.record
     memory = warnings_on_use(vgpu)
@@ -259,11 +260,11 @@ def warnings_on(
         if sms and abs(sms - fresh) >= SM_STEP:
             text = f"{counted(count, 'process')} started with {sms} SMs and will keep them for life (MPS)"
             warnings.append(f"{text}; new ones get {fresh}. Time shares, limits and priority hold for all at once.")
-    level = client_priority(record.spec.priority)
     for was, count in sorted(Counter(planned.client_priority for planned in vgpu.planned.values()).items()):
-        if was not in {"", level}:
+        if was not in {"", client_priority}:
             text = f"{counted(count, 'process')} started as MPS clients of {_LEVELS[was]} priority, for life"
-            warnings.append(f"{text}; new ones are of {_LEVELS[level]} priority. Who has leases first holds for all.")
+            fresh_level = _LEVELS[client_priority]
+            warnings.append(f"{text}; new ones are of {fresh_level} priority. The order of leases holds for all.")
     smaller = Counter(planned.memory_bytes for planned in vgpu.planned.values())
     for size, count in sorted(smaller.items()):
         if 0 < size < record.most_per_process_bytes:
