@@ -121,7 +121,7 @@ class Registry:
         self.per_user = per_user
         self.mode = mode
         self.occupied_bytes = 0
-        """What vGPUs have on the card beyond what they were promised: nobody else can be promised that."""
+        """What vGPUs have on the card beyond what they were promised. No other vGPU can be promised that."""
         self._records: dict[str, VgpuRecord] = {}
         self._packing = NO_PACKING
         """Of spatial mode, by key: of the guarantees as they were when the last change was made."""

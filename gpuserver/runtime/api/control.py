@@ -1,5 +1,5 @@
 """The requests that a GPU Server answers, and their links. Only the server's own user reaches its socket. The uid of a
-request is the one that the kernel told the node."""
+request is the one that the kernel reported to the node."""
 
 from __future__ import annotations
 

@@ -294,7 +294,7 @@ class Brokers:
 
     @staticmethod
     def _report(vgpu: Vgpu, member: Member) -> Attached:
-        """What its broker was told of a process, or has told."""
+        """The process as its broker reported it, or as the server reported it to the broker."""
         planned = vgpu.planned.get(member.slot, NOT_PLANNED)
         return Attached(
             slot=member.slot,
@@ -333,7 +333,7 @@ class Brokers:
                 raise ProtocolError("a broker registered twice on one link")
 
     async def tell(self, vgpu: Vgpu, message: Message) -> bool:
-        """Whether the broker of ``vgpu`` was there to be told; a new link begins with the whole state anyway."""
+        """Send ``message`` to the vGPU's broker. False: there is no link. A new link begins with the whole state."""
         if vgpu.link is None:
             return False
         try:
