@@ -105,7 +105,7 @@ class Housekeeping:
             await self._swapping.stores.give_back(self._swapping.busy)
             await state.persist()
             if not state.settings.paths.server_socket(state.facts.index).exists():
-                log.warning("nobody can reach this server any more: its socket is gone")
+                log.warning("no client can reach this server any more: its socket is gone")
                 state.nursery.cancel_scope.cancel()
 
     async def _expire(self, vgpu: Vgpu) -> None:

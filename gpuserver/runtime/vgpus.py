@@ -183,7 +183,7 @@ class Vgpu:
     refusal: VgpuError | None = None
     # --- how it came, and until when it stays
     origin: Origin = KEPT
-    """For whom it was made, and until when it stays."""
+    """The request for which it was made, and until when it stays."""
     holders: set[object] = field(default_factory=set)
     """Links on which it was asked for."""
     made: trio.Event = field(default_factory=set_event)
@@ -242,15 +242,15 @@ class Vgpu:
         return max((slot.refused_bytes for slot in self.slots if slot.refusals), default=self.retired.refused_bytes)
 
     def new_refusals(self) -> tuple[int, int]:
-        """How many allocations were refused since this was asked last, and the size of the last one; of a process that
-        has ended, too, for as long as it has its slot."""
-        told, self.refused = self.refused, {}
+        """How many allocations were refused since the last call, and the size of the last one. Ended processes count
+        while they have their slots."""
+        reported, self.refused = self.refused, {}
         count = size = 0
         for slot in self.slots:
             name = slot.index, Process(slot.pid, slot.start_time)
             self.refused[name] = slot.refusals
-            if slot.refusals > told.get(name, 0):
-                count += slot.refusals - told.get(name, 0)
+            if slot.refusals > reported.get(name, 0):
+                count += slot.refusals - reported.get(name, 0)
                 size = max(size, slot.refused_bytes)
         return bounded(count), size
 

@@ -60,8 +60,8 @@ def statement_of(record: VgpuRecord, book: AccountState) -> AccountSnapshot:
 
 
 def owed_ns(statement: AccountSnapshot) -> int:
-    """Time that nobody wants is not saved up: what counts on for a vGPU that wants nothing is cut as it wakes
-    (docs/scheduling.md). Debt stays."""
+    """The GPU time that the vGPU is owed. A vGPU that wants nothing saves up no time (docs/scheduling.md). Its debt
+    stays."""
     return statement.lag_ns if statement.wants else min(0, statement.lag_ns)
 
 
@@ -157,8 +157,8 @@ def peak_bytes(vgpu: Vgpu) -> int:
 
 
 def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turn_use: TurnUse) -> Seen:
-    """What there is to conclude a size from. Of what stands still the driver shows less than it needs, and after a
-    restart nobody knows how much less."""
+    """The figures from which ``advise`` derives a size. The driver shows less memory for a suspended vGPU than the vGPU
+    needs. After a restart of the server the difference is not known."""
     record = vgpu.record
     return Seen(
         vgpu=record.spec.name or record.vgpu_id,
@@ -175,7 +175,7 @@ def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turn_use: Turn
 
 
 def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: MemoryWatch) -> ProcessReading:
-    """What the node tells of one process."""
+    """What the node reports of one process."""
     name = vgpu.record.vgpu_id, slot.pid
     return ProcessReading(
         vgpu_id=vgpu.record.vgpu_id,
@@ -351,8 +351,8 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
     if record.spec.idle_suspend_ns:
         idle = format_duration(record.spec.idle_suspend_ns)
         notes.append(
-            f"When nobody has used it for {idle} it is suspended, until one of its programs wants the GPU. What it was "
-            "promised stays promised."
+            f"When no program has used it for {idle} it is suspended, until one of its programs wants the GPU. "
+            "What it was promised stays promised."
         )
     if mode is Mode.SPATIAL:
         assert record.partition is not None
@@ -366,7 +366,7 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
         if record.spec.priority is PriorityName.LOW:
             notes.append(
                 "Of low priority: where its processes share SMs with others, MPS takes the others' blocks first. A "
-                "process keeps for its life what it was started with; who gets leases first changes at once."
+                "process keeps for its life what it was started with; the order of leases changes at once."
             )
         if record.spec.burst:
             notes += [

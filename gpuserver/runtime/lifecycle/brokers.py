@@ -368,8 +368,8 @@ class Brokers:
 
     async def dismiss(self, vgpu: Vgpu, *, removed: bool) -> None:
         """``removed``: the broker leaves at once. Else it leaves unless processes are attached, and stays for them."""
-        told = await self.tell(vgpu, Stop(removed=removed))
-        if removed and not told:
+        sent = await self.tell(vgpu, Stop(removed=removed))
+        if removed and not sent:
             send(vgpu.broker, signal.SIGTERM)
 
 

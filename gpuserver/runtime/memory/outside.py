@@ -66,10 +66,10 @@ def parent_of(pid: int) -> int:
 
 def sentence(outsider: UnmanagedProcess) -> str:
     """For people."""
-    who = f"process {outsider.process.pid}"
+    named = f"process {outsider.process.pid}"
     if outsider.command:
-        who += f" ({outsider.command}, uid {outsider.uid})"
-    return f"{who} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
+        named += f" ({outsider.command}, uid {outsider.uid})"
+    return f"{named} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
 
 
 def unhooked_by_pid(implicit: Mapping[int, int], used_bytes: int, limit_bytes: int) -> dict[int, int]:

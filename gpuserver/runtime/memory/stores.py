@@ -105,7 +105,7 @@ class Stores:
 
     @property
     def host(self) -> HostMemory:
-        """For whoever decides what may be away."""
+        """The limits by which the server decides what may be away."""
         dropped = sum(d.store.ready * STORE_BLOCK_BYTES for d in self._dropped if not d.store.closed)
         return HostMemory(self.limit_bytes - dropped, {uid: self._ready_bytes_of(uid) for uid in self._stores})
 

@@ -240,7 +240,7 @@ class MemoryWatch:
                     self._notice(EventType.DRIFT, vgpu, text, pid)
 
     def _tell_unhooked(self) -> None:
-        """Report each process once, in the second reading that shows it. It is in its vGPU, so no more happens to it."""
+        """Report each process once, in the second reading that shows it. No more happens to it: it is in its vGPU."""
         before, self._unhooked = self._unhooked, {}
         for vgpu in self._vgpus():
             vgpu_id, used, limit = vgpu.record.vgpu_id, vgpu.used_bytes, vgpu.record.memory_limit_bytes
