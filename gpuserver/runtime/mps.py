@@ -89,7 +89,7 @@ class MpsWatch:
             self._stopped = True
 
     async def check(self) -> None:
-        # The processes of the last look count, too: the end of MPS may have ended them.
+        # The processes of the last check count, too: the end of MPS may have ended them.
         before, present = self._seen, self._attached()
         attached, self._present = max(present, self._present), present
         now = await trio.to_thread.run_sync(lambda: self._partitioner.status(serving=attached > 0))

@@ -362,7 +362,7 @@ class Vgpu:
         return self.served
 
     def booked(self, book: AccountState | None) -> AccountState | None:
-        """``book`` for the server after this one, which is to tell no less of it."""
+        """``book`` for the next server, which must not report less than this one has."""
         if book is None:
             return None
         held_ns, busy_ns, _ = self.served

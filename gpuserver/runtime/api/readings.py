@@ -68,7 +68,7 @@ def owed_ns(statement: AccountSnapshot) -> int:
 def vgpu_reading(
     vgpu: Vgpu, place: GpuPlace, statement: AccountSnapshot, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
 ) -> VgpuStatus:
-    """What the node tells of one vGPU now: its record, its place in the schedule, and what its processes claim."""
+    """What the node reports of one vGPU now: its record, its place in the schedule, and what its processes claim."""
     record, slots, counts = vgpu.record, vgpu.slots, vgpu.show_counts()
     served = vgpu.show_served(ServiceTotals(statement.held_ns, statement.busy_ns, statement.tokens))
     implicit = vgpu.grants.implicit_bytes
@@ -211,7 +211,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: Memor
 
 
 def outside_process(outsider: UnmanagedProcess, gpu_index: int) -> OutsideProcess:
-    """What the node tells of a process that is in no vGPU."""
+    """What the node reports of a process that is in no vGPU."""
     return OutsideProcess(
         gpu_index=gpu_index,
         pid=outsider.process.pid,

@@ -126,7 +126,7 @@ class Brokers:
         door = self._paths.broker_socket(vgpu_id)
         door.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         door.parent.chmod(0o711)  # a server of before may have had another umask
-        with suppress(OSError):  # its broker looks elsewhere; root in a container may have put anything there
+        with suppress(OSError):  # its broker uses another path; root in a container may have put anything there
             self._paths.old_vgpu_server(vgpu_id).unlink(missing_ok=True)
         self.claim(vgpu)
         order = Order(
@@ -153,7 +153,7 @@ class Brokers:
         self._place(link)
         old = self._paths.old_vgpu_server(vgpu.record.vgpu_id)
         with suppress(OSError):
-            if old.is_symlink():  # of a broker that an older release started, and that looks nowhere else
+            if old.is_symlink():  # of a broker that an older release started, and that knows no other path
                 self._place(old)
 
     def _place(self, link: Path) -> None:

@@ -48,7 +48,7 @@ def outsiders(by_pid: Mapping[int, int], inside: Iterable[int], mps_pid: int | N
 
 
 def describe(pid: int, memory_bytes: int) -> UnmanagedProcess:
-    """What /proc tells of it without a look at its memory."""
+    """What /proc shows of the process without reading its memory."""
     began, uid, command = 0, -1, ""
     with suppress(ProcessLookupError, OSError):
         began = start_time(pid)

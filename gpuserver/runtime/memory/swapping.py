@@ -44,11 +44,11 @@ CALM_S: Final = 0.1  # while each vGPU has what it wants
 ROOM_S: Final = 60.0
 STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
-STOPPED_S: Final = 0.5  # ... and where a program was stopped at every look
+STOPPED_S: Final = 0.5  # ... and where a program was stopped at every reading
 ANSWER_S: Final = 1.0  # a vGPU that has not begun to come by then is passed over
 TAKE_NS: Final = 3_000_000_000  # so is one that has not taken what there is room for
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
-AGAIN_NS: Final = 5_000_000_000  # what is not where it is to be is not looked at again before
+AGAIN_NS: Final = 5_000_000_000  # a program that is in the wrong place is not checked again before
 
 
 class Swapping:
@@ -337,9 +337,8 @@ class Swapping:
         return "" if away else [*lacks, "work that is queued waits for the host, or a program was stopped"][0]
 
     def _tell_stuck(self, vgpu: Vgpu, place: SwapState, reason: str) -> str:
-        place.failures = max(
-            place.failures, 2
-        )  # its programs have just answered: they are not asked again for some seconds
+        # Its programs have answered: for some seconds they are not asked again.
+        place.failures = max(place.failures, 2)
         place.defer()
         self._state.record_event(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
