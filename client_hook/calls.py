@@ -1,4 +1,4 @@
-"""Driver functions that the hook intercepts for one reason: so that it knows when a thread is in one of them.
+"""Driver functions that are intercepted only to know which threads are inside the driver.
 
 A checkpointed program waits inside the driver, in whatever function it calls. If its vGPU is to resume by itself
 (--idle-suspend), the hook must notice that call. Calls that only read what the process itself knows do not wait, and

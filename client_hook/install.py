@@ -64,8 +64,8 @@ class UserInstallation:
         return self.config / "environment.d/60-vgpu.conf"
 
     def start_up_files(self) -> list[Path]:
-        """The login file this user's shells read (``~/.profile`` if there is none), ``~/.bashrc`` for what a terminal
-        opens, also where it does not exist yet, and the others that exist."""
+        """The login file that this user's shells read (``~/.profile`` if there is none), and ``~/.bashrc``. Both may
+        not exist yet. Other start-up files follow, if they exist."""
         login = next((f for f in self._existing(*_LOGIN_FILES)), self.home / ".profile")
         return [login, self.home / _BASHRC, *self._existing(*_OTHER_FILES)]
 

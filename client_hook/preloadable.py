@@ -1,8 +1,8 @@
 """Whether a program would load the hook. ``vgpuctl`` checks it before the start, because a program without the hook has
 the whole GPU.
 
-The dynamic loader of glibc reads LD_PRELOAD. A statically linked program has no loader, another C library's loader
-cannot load the hook, and the loader ignores LD_PRELOAD in a program with more privileges than its caller (AT_SECURE).
+The dynamic loader of glibc reads LD_PRELOAD. A statically linked program has no loader. Another C library's loader
+cannot load the hook. The loader ignores LD_PRELOAD in a program with more privileges than its caller (AT_SECURE).
 """
 
 from __future__ import annotations

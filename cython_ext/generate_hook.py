@@ -184,7 +184,7 @@ def calls() -> str:
     reals = ", ".join(f"real_{s.name}" for s in wrapped)
     asked = sorted({f"vgpu_{(s.before or s.after).partition('(')[0]}" for s in wrapped if not s.bare})
     lines = [
-        '"""Generated from client_hook/symbols.py: wrappers that ask before a call or tell after."""',
+        '"""Generated from client_hook/symbols.py: wrappers that act before a call or after it."""',
         "",
         "",
         *imported("cython_ext.hook.generated.driver", reals),

@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def run(settings: Settings, *, take: bool = False) -> None:
-    """Serve until told to stop. ``VgpuError``: why it cannot."""
+    """Serve until SIGTERM. ``VgpuError``: why it cannot."""
     directory = settings.paths.gpu_dir(settings.index)
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     text = f"GPU {settings.index} is served already"

@@ -73,7 +73,7 @@ cdef struct LeaseTable:
     uint64_t[4] wanting
     uint64_t[4] unacknowledged      # queues with a lease that is
     uint64_t[4] touched
-    bint free                # no vGPU wants a lease, none is in force, and only standing ones wait
+    bint free                # no vGPU wants a lease, none is in force, and only standby leases wait
     int64_t over_ns          # when a lease was last over
     uint32_t newest          # epoch last published on the GPU
     EventRing ring           # for the scheduler
@@ -168,7 +168,10 @@ cdef inline void table_go(LeaseTable* table, uint32_t key, uint32_t index, int64
     published.go_ns = now_ns if published.lease.flags & LEASE_ON_GO else clamp_ns(due, 0, now_ns)
     first_ns = published.go_ns
     # taken before GO
-    if published.stood and queue.report.submitted_epoch == published.lease.epoch and next_key(table.holding, 0) < 0:
+    if (
+        published.was_standby and queue.report.submitted_epoch == published.lease.epoch
+        and next_key(table.holding, 0) < 0
+    ):
         first_ns = clamp_ns(queue.report.submitted_ns, max(table.over_ns, now_ns - TAKE_MOST_NS), now_ns)
     if published.alone:
         published.go_ns = first_ns
@@ -202,7 +205,7 @@ cdef inline int64_t table_due_ns(const LeaseTable* table, uint32_t key, uint32_t
 
 
 cdef inline bint table_rests(const LeaseTable* table) noexcept nogil:
-    """No lease is in force, and only standing ones wait."""
+    """No lease is in force, and only standby leases wait."""
     cdef const VgpuQueue* queue
     cdef int key = next_key(table.waiting, 0)
     cdef uint32_t i
@@ -310,12 +313,12 @@ cdef inline int table_publish(
     """A new lease, or a new version of a live one. ``asked``: lease, window, early, on_want, alone, waits and
     after.
 
-    One of BOARD_*; without OK nothing changed. Steps are the caller's.
+    Returns TABLE_*. Anything but TABLE_OK: nothing changed. Steps are the caller's.
     """
     cdef VgpuQueue* queue = &table.queues[key]
     cdef PublishedLease* published = table_find(table, key, asked.lease.epoch)
     cdef const PublishedLease* before
-    cdef bint stood = asked.alone or (published != NULL and published.stood)
+    cdef bint was_standby = asked.alone or (published != NULL and published.was_standby)
     cdef uint32_t i
     if published != NULL and published.went:
         if not published.split_drain:
@@ -340,7 +343,7 @@ cdef inline int table_publish(
         if table.newest == 0 or epoch_reached(asked.lease.epoch, table.newest):
             table.newest = asked.lease.epoch
     published[0] = asked[0]
-    published.stood = stood
+    published.was_standby = was_standby
     published.went = published.unacknowledged = published.split_drain = 0
     published.ready_ns = now_ns
     published.lease.go_by_ns = max(asked.lease.go_by_ns, asked.lease.start_ns)

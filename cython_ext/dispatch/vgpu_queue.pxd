@@ -25,7 +25,7 @@ cdef struct PublishedLease:
     bint early
     bint on_want             # no GO before the vGPU wants (a standby lease)
     bint alone               # nor while a lease is in force, or one that is not a standby lease waits
-    bint stood               # alone, or was before it was granted: a process may have started under it early
+    bint was_standby         # alone, or was before it was granted: a process may have started under it early
     bint went
     bint unacknowledged             # went alone, and was not published since
     bint split_drain            # ended for a process that had drained it; no new end is taken

@@ -51,7 +51,7 @@ static inline int vgpu_could_be_replaced(const char *path) {
     return 0;
 }
 
-/* Whether who listens at the other end may be believed. */
+/* Whether the hook may trust the process that listens at the other end. */
 static inline int vgpu_trusts_peer(int fd) {
     struct ucred peer = {0, (uid_t)-1, (gid_t)-1};
     socklen_t size = sizeof peer;

@@ -229,7 +229,7 @@ cdef struct Gate:
     bint open                # --on-server-loss run, or the process ends: everything passes
     bint lost                # the server has been silent for longer than its grace
     bint calls               # the vGPU is suspended, and a thread is in the driver (the hook thread's alone)
-    bint told                # the removal, or the loss, was reported on stderr
+    bint reported            # the removal, or the loss, was reported on stderr
     int64_t missing_ns       # since then the vGPU's directory is gone, and the node is there; 0: it is not
     uint32_t gone            # for so long that the vGPU was removed: the grants page is an earlier server's (atomic)
     bint barred              # the broker answers, but does not admit this process again: it runs as another user now
@@ -269,7 +269,7 @@ cdef struct Gate:
     uint32_t baton_used      # the word under which the process submitted last
     uint32_t baton_foreign   # a word for which the process could not use a lease ...
     int64_t baton_foreign_ns     # ... since then
-    uint32_t baton_told      # a sibling's word under which the hook thread reported that work queued ahead waits
+    uint32_t baton_reported  # a sibling's word under which the hook thread reported that work queued ahead waits
     uint32_t turn            # work queued ahead waits for Slot.turn to reach this epoch
     int64_t turn_due_ns      # when the lease begins that it waits for, if the one before has drained by then
     uint32_t word_state      # WORD_*, of Slot.turn
@@ -277,7 +277,7 @@ cdef struct Gate:
     void* word_context       # in which it was registered: only streams of that one wait for it
     int32_t ahead_stream     # the stream of ``ahead.unmarked``
     TraceRecord* ring        # of this process's slot (logic/gate/trace.pxd); NULL: the activity page is older
-    int64_t told_ns          # up to where busy intervals are recorded there
+    int64_t recorded_ns      # up to where busy intervals are recorded there
     Backlog backlog
     DurationTable durations
     GraphTable graphs

@@ -9,7 +9,7 @@ from cython_ext.pages.layout cimport (
     epoch_past, epoch_reached, pthread_mutex_t,
 )
 from cython_ext.logic.gate.baton cimport (
-    NOBODY, PATIENCE_NS, Baton, Processes, baton_names, baton_step, baton_stop, baton_take_over,
+    NO_SLOT, PATIENCE_NS, Baton, Processes, baton_names, baton_step, baton_stop, baton_take_over,
 )
 from cython_ext.logic.gate.handover cimport CLOSE_NS
 from cython_ext.logic.gate.plan cimport read_plan
@@ -419,7 +419,7 @@ cdef inline bint goes_round(const Wire* wire) noexcept nogil:
 cdef inline void publish_baton(Wire* wire) noexcept nogil:
     """Write the relay's word and end over those in the page. Where the word names a process, the end goes first."""
     cdef bint moved = load32(&wire.activity.baton) != wire.baton.word
-    if wire.baton.holder != NOBODY and loadi64(&wire.activity.baton_end_ns) != wire.baton.end_ns:
+    if wire.baton.holder != NO_SLOT and loadi64(&wire.activity.baton_end_ns) != wire.baton.end_ns:
         storei64(&wire.activity.baton_end_ns, wire.baton.end_ns)
     if moved:
         exchange32(&wire.activity.baton, wire.baton.word)

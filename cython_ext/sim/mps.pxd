@@ -22,7 +22,7 @@ from cython_ext.sim.state cimport CONTEXT_ALIVE, SIM_CONTEXTS, SimContext, SimGp
 cdef extern from *:
     """
     #include <stdlib.h>
-    /* The driver's; who asks without a driver is told of the environment as it is. */
+    /* The driver's setting. A process without the driver gets the environment's own value. */
     extern const char *drv_setting(const char *name) __attribute__((weak));
     static inline const char *sim_setting(const char *name) { return drv_setting ? drv_setting(name) : getenv(name); }
     """

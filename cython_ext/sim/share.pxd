@@ -140,11 +140,11 @@ cdef inline int sim_search_pid(uint64_t namespace, int pid, uint64_t start) noex
     return found
 
 
-cdef inline int sim_pid_of(SimGpu* gpu, const SimParticipant* who) noexcept nogil:
+cdef inline int sim_pid_of(SimGpu* gpu, const SimParticipant* participant) noexcept nogil:
     """The pid of a participant here; 0 or less: none."""
-    if who.pid_namespace == sim_seat(gpu).pid_namespace:
-        return who.pid
-    return sim_search_pid(who.pid_namespace, who.pid, who.pid_start)
+    if participant.pid_namespace == sim_seat(gpu).pid_namespace:
+        return participant.pid
+    return sim_search_pid(participant.pid_namespace, participant.pid, participant.pid_start)
 
 
 cdef inline int sim_context_pid(SimGpu* gpu, uint32_t index) noexcept nogil:
@@ -233,11 +233,12 @@ cdef inline void sim_look_around(SimGpu* gpu, int64_t now) noexcept nogil:
 cdef inline uint32_t sim_find_participant(SimGpu* gpu, const SimContext* context) noexcept nogil:
     """The driver of a context's process as a participant of this GPU, or SIM_NOWHERE. Under the lock."""
     cdef uint32_t i
-    cdef SimParticipant* who
+    cdef SimParticipant* participant
     for i in range(SIM_PARTICIPANTS):
-        who = &gpu.participants[i]
-        if (who.library == LIBRARY_CUDA and who.pid == context.pid and who.pid_start == context.pid_start
-                and who.pid_namespace == context.pid_namespace and sim_is_present(gpu, i)):
+        participant = &gpu.participants[i]
+        if (participant.library == LIBRARY_CUDA and participant.pid == context.pid
+                and participant.pid_start == context.pid_start
+                and participant.pid_namespace == context.pid_namespace and sim_is_present(gpu, i)):
             return i
     return SIM_NOWHERE
 
@@ -287,7 +288,7 @@ cdef inline void sim_lock_as(SimGpu* gpu, uint32_t number) noexcept nogil:
 cdef inline bint sim_come(SimGpu* gpu) noexcept nogil:
     """Become a participant; what is left of the one that had this number before goes."""
     cdef SimSeat* seat = sim_seat(gpu)
-    cdef SimParticipant* who
+    cdef SimParticipant* participant
     cdef uint32_t i, number
     sim_begin_alone(&seat.coming)
     number = seat.number
@@ -303,12 +304,12 @@ cdef inline bint sim_come(SimGpu* gpu) noexcept nogil:
             for i in range(SIM_CONTEXTS):
                 if gpu.contexts[i].state == CONTEXT_ALIVE and gpu.contexts[i].participant == number - 1:
                     sim_kill_context(gpu, i, SIM_GRACE_NS)
-            who = &gpu.participants[number - 1]
-            who.library = LIBRARY_NONE
-            who.pid = getpid()
-            who.pid_start = sim_own_start()
-            who.pid_namespace = seat.pid_namespace
-            who.library = seat.library
+            participant = &gpu.participants[number - 1]
+            participant.library = LIBRARY_NONE
+            participant.pid = getpid()
+            participant.pid_start = sim_own_start()
+            participant.pid_namespace = seat.pid_namespace
+            participant.library = seat.library
             sim_release(gpu)
             store32(&seat.number, number)
     store32(&seat.coming, 0)

@@ -35,7 +35,7 @@ GATE_SUBMIT, GATE_WAIT_BACKLOG, GATE_WAIT_LEASE = gate.GATE_SUBMIT, gate.GATE_WA
 GATE_LOOK_NS = gate.GATE_LOOK_NS
 EARLY_NS = handover.EARLY_NS
 TURN_NS, UNUSED_NS, PATIENCE_NS = baton_logic.TURN_NS, baton_logic.UNUSED_NS, baton_logic.PATIENCE_NS
-UNDATED, NOBODY = baton_logic.UNDATED, baton_logic.NOBODY
+UNDATED, NO_SLOT = baton_logic.UNDATED, baton_logic.NO_SLOT
 BELIEVED_AFTER, BELIEVED_LAUNCHES = belief_logic.BELIEVED_AFTER, belief_logic.BELIEVED_LAUNCHES
 BELIEVED_NS = belief_logic.BELIEVED_NS
 PAIRS, PAIR_MOST_NS = event_cost.PAIRS, event_cost.PAIR_MOST_NS
@@ -288,7 +288,7 @@ cdef class EventCost:
 
 cdef class Backlog:
     cdef _Backlog backlog
-    cdef int64_t told_ns
+    cdef int64_t recorded_ns
 
     def __cinit__(self):
         window.backlog_init(&self.backlog)
@@ -327,14 +327,14 @@ cdef class Backlog:
     def closed_interval(self, int64_t since_ns):
         """After a drain: the part of the busy interval from ``since_ns`` on that no trace record covers yet."""
         cdef int64_t begin_ns = 0, end_ns = 0
-        told = trace.trace_closed(&self.backlog, since_ns, &self.told_ns, &begin_ns, &end_ns)
-        return (begin_ns, end_ns) if told else None
+        recorded = trace.trace_closed(&self.backlog, since_ns, &self.recorded_ns, &begin_ns, &end_ns)
+        return (begin_ns, end_ns) if recorded else None
 
     def open_interval(self):
         """While busy: the part of the interval that the next trace record covers, if one is due."""
         cdef int64_t begin_ns = 0, end_ns = 0
-        told = trace.trace_part(&self.backlog, &self.told_ns, &begin_ns, &end_ns)
-        return (begin_ns, end_ns) if told else None
+        recorded = trace.trace_part(&self.backlog, &self.recorded_ns, &begin_ns, &end_ns)
+        return (begin_ns, end_ns) if recorded else None
 
     @property
     def since_ns(self):

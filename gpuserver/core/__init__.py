@@ -1,7 +1,7 @@
 """The decisions of a GPU Server, without I/O: events and the time in, commands out.
 
 ``scheduler``: which vGPU holds the GPU, when, and for how long
-``admission``: which vGPUs a GPU has room for, and who owns them
+``admission``: which vGPUs a GPU has room for, and their owners
 ``states``: a vGPU whose memory is in the host's, or that moves, or that is parked
 ``observe``: what happened, as figures, usage records and traces
 

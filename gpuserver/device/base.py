@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from gpuserver.device.pidfd import Target
+from vgpu.enums import PriorityName
 from vgpu.identity import Process
 
 SM_COUNT_UNKNOWN: Final = 0
@@ -130,6 +131,9 @@ class Partitioner(Protocol):
     @property
     def most_processes(self) -> int:
         """The most processes that may be attached at once, over all vGPUs of the GPU."""
+
+    def client_priority(self, priority: PriorityName) -> str:
+        """What a process of a vGPU with ``priority`` has as CUDA_MPS_CLIENT_PRIORITY."""
 
     def start(self) -> None:
         """Start the daemon. Idempotent: a daemon that runs is kept, and one that died is replaced.

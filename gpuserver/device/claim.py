@@ -1,8 +1,8 @@
 """One GPU Server for each GPU of the machine, whichever user's node it belongs to: two would both promise all of it.
 
 The claim is a listening socket in the abstract namespace, named after the GPU's UUID. The kernel releases it with its
-process and says whose process that is; no file has permissions that another user could use to keep root out. Processes
-in another network namespace do not see it.
+process, and reports that process's user. A file could have permissions by which another user keeps root out. Processes
+in another network namespace do not see the socket.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def claim(uuid: str, *, take: bool) -> socket.socket:
 
 
 def _answer(held: socket.socket) -> None:
-    """Who connects learns whose process this is from the kernel, and nothing else."""
+    """Accept and close. The kernel shows the peer which process this is; nothing else is sent."""
     with suppress(OSError):
         while True:
             held.accept()[0].close()

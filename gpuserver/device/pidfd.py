@@ -49,8 +49,8 @@ class Target:
 
 @contextmanager
 def opened(target: Target) -> Iterator[int]:
-    """Its pidfd. ``ProcessLookupError``: it is no more; ``PermissionError``: it runs as a user who is not in the vGPU;
-    ``OSError``: there is no descriptor for it."""
+    """The pidfd of ``target``. ``ProcessLookupError``: the process has ended. ``PermissionError``: its user may not use
+    the vGPU. ``OSError``: there is no descriptor for it."""
     pidfd = _open(target.process)
     try:
         if target.uids is not None and not _may(target):

@@ -75,9 +75,9 @@ class Housekeeping:
         while True:
             state.tokens.forget_wishes()
             served, now_ns = state.tokens.served(), time.monotonic_ns()
-            state.window.add(now_ns, served)
+            state.rate_window.add(now_ns, served)
             state.usage.note(now_ns, served)
-            state.turns.note(now_ns, served, state.activity.utilization_ratio)
+            state.turn_use.note(now_ns, served, state.activity.utilization_ratio)
             for vgpu in state.vgpus.values():
                 state.record_refusals(vgpu)
                 self._compare_sms(vgpu)
@@ -105,7 +105,7 @@ class Housekeeping:
             await self._swapping.stores.give_back(self._swapping.busy)
             await state.persist()
             if not state.settings.paths.server_socket(state.facts.index).exists():
-                log.warning("nobody can reach this server any more: its socket is gone")
+                log.warning("no client can reach this server any more: its socket is gone")
                 state.nursery.cancel_scope.cancel()
 
     async def _expire(self, vgpu: Vgpu) -> None:

@@ -1,7 +1,7 @@
 """The journal of one GPU: vGPUs and their books in SQLite, so that they outlive the GPU Server.
 
-Calls block on the disk; the runtime makes them in a thread, one at a time. What people were told ("created") is on disk
-before they are told; books are written once a second, so a crash forgets at most a second of charges.
+Calls block on the disk; the runtime makes them in a thread, one at a time. A change is on disk before the client gets
+the answer ("created"). The server writes books once a second, so a crash loses at most a second of charges.
 """
 
 from __future__ import annotations
@@ -200,14 +200,15 @@ class Journal:
         self._database.close()
 
     def begin(self) -> tuple[ServerRow, list[VgpuRow]]:
-        """What is remembered, for a server that begins now: with a generation of its own and epochs that nobody has
-        seen, on disk already. It may be killed before it writes again, or never be able to."""
+        """The journal's content for a server that begins now. Its own generation, and epochs that no page has had, are
+        on disk already: the server may be killed before it writes again, or never be able to write."""
         with _readable(self._path), self._closed_if_not():
             return self._begin()
 
     @contextmanager
     def _closed_if_not(self) -> Iterator[None]:
-        """Whoever is told to move the file away finds it alone: closed, SQLite's others beside it are gone."""
+        """Close the database after an error. The error may ask the user to move the file away, and closing removes
+        SQLite's other files beside it."""
         try:
             yield
         except BaseException:

@@ -30,19 +30,19 @@ Tell = Callable[[EventType, str], None]
 
 
 def enter_mode(
-    daemon: Partitioner, facts: GpuFacts, capabilities: Capabilities, choice: ModeChoice
+    partitioner: Partitioner, facts: GpuFacts, capabilities: Capabilities, choice: ModeChoice
 ) -> tuple[Mode, str]:
     """Start or stop the MPS daemon for ``choice``; the mode that the GPU is in then, and why. ``VgpuError`` (mode):
     ``choice`` is spatial, and MPS does not start."""
     if choice == "temporal":
-        daemon.stop()
+        partitioner.stop()
         return Mode.TEMPORAL, "asked for"
     try:
         if facts.sm_count <= 0:
             raise VgpuError(ErrorCode.MODE, "this driver does not tell how many SMs the GPU has")
         if not capabilities.partitions:
             raise VgpuError(ErrorCode.MODE, "MPS limits no process on this GPU to a part of the SMs")
-        daemon.start()
+        partitioner.start()
     except VgpuError as error:
         if choice == "spatial":
             raise
@@ -57,11 +57,11 @@ class MpsWatch:
     ``pid`` None: no daemon runs. ``reason``: why the last start failed.
     """
 
-    def __init__(self, daemon: Partitioner, attached: Callable[[], int], tell: Tell) -> None:
+    def __init__(self, partitioner: Partitioner, attached: Callable[[], int], tell: Tell) -> None:
         self.lifecycle_lock = trio.Lock()
         self.restarts = 0
         self.reason = ""
-        self._daemon = daemon
+        self._partitioner = partitioner
         self._attached = attached
         self._record = tell
         self._seen = PartitionerStatus(None)
@@ -85,14 +85,14 @@ class MpsWatch:
     async def stop(self) -> None:
         """Stop the daemon for good. No process is attached, and the watch ends."""
         async with self.lifecycle_lock:
-            await trio.to_thread.run_sync(self._daemon.stop, abandon_on_cancel=True)
+            await trio.to_thread.run_sync(self._partitioner.stop, abandon_on_cancel=True)
             self._stopped = True
 
     async def check(self) -> None:
-        # The processes of the last look count, too: the end of MPS may have ended them.
+        # The processes of the last check count, too: the end of MPS may have ended them.
         before, present = self._seen, self._attached()
         attached, self._present = max(present, self._present), present
-        now = await trio.to_thread.run_sync(lambda: self._daemon.status(serving=attached > 0))
+        now = await trio.to_thread.run_sync(lambda: self._partitioner.status(serving=attached > 0))
         self._seen = now
         hit = f"{counted(attached, 'process')} of this GPU may get errors from CUDA"
         if now.daemon is None:
@@ -108,13 +108,13 @@ class MpsWatch:
 
     async def _start_again(self) -> None:
         try:
-            await trio.to_thread.run_sync(self._daemon.start)
+            await trio.to_thread.run_sync(self._partitioner.start)
         except VgpuError as error:
             if str(error) != self.reason:
                 self.reason = str(error)
                 self._record(EventType.MPS_FAILED, f"no MPS daemon: {error}")
             return
-        self._seen = await trio.to_thread.run_sync(lambda: self._daemon.status(serving=False))
+        self._seen = await trio.to_thread.run_sync(lambda: self._partitioner.status(serving=False))
         self.reason = ""
         self.restarts += 1
         self._record(EventType.MPS_RESTARTED, f"another MPS daemon runs (pid {self.pid}): new processes work")

@@ -59,13 +59,13 @@ class GpuServer:
     """One GPU's vGPUs, their tokens and their memory. ``run`` until SIGTERM."""
 
     def __init__(
-        self, settings: Settings, gpu: Device, daemon: Partitioner, checkpointer: Checkpointer, journal: Journal
+        self, settings: Settings, gpu: Device, partitioner: Partitioner, checkpointer: Checkpointer, journal: Journal
     ) -> None:
         """Read the journal, find the brokers of the last server, and choose the mode. ``VgpuError``: why this server
         cannot serve."""
         self._settings = settings
         self._gpu = gpu
-        self._daemon = daemon
+        self._partitioner = partitioner
         self._checkpointer = checkpointer
         self._journal = journal
         self._row, self._remembered = journal.begin()
@@ -80,9 +80,9 @@ class GpuServer:
         if self._row.mode and (self._found or any(is_running(p) for r in self._remembered for p in r.passage.programs)):
             kept = Mode(self._row.mode)
             if kept is Mode.SPATIAL:
-                self._daemon.start()
+                self._partitioner.start()
             return kept, "kept over a restart, for the processes that are attached"
-        mode, reason = enter_mode(self._daemon, self._gpu.facts, self._gpu.capabilities, self._settings.mode)
+        mode, reason = enter_mode(self._partitioner, self._gpu.facts, self._gpu.capabilities, self._settings.mode)
         return mode, "the default" if self._settings.mode == "temporal" else reason
 
     # --- life
@@ -111,7 +111,7 @@ class GpuServer:
             settings=settings,
             facts=facts,
             capabilities=self._gpu.capabilities,
-            daemon=self._daemon,
+            partitioner=self._partitioner,
             checkpointer=self._checkpointer,
             nursery=nursery,
             relay_page=relay_page,
@@ -129,7 +129,7 @@ class GpuServer:
         """Each service gets the state and the services that it calls, which are therefore made before it."""
         state = self._state
         self._mps = MpsWatch(
-            state.daemon, lambda: state.attached_count, lambda kind, text: state.record_event(kind, None, text)
+            state.partitioner, lambda: state.attached_count, lambda kind, text: state.record_event(kind, None, text)
         )
         self._memory = MemoryWatch(
             self._gpu,

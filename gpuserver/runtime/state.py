@@ -16,7 +16,7 @@ import trio
 from cython_ext.pages.relaypage import RelayPage
 from gpuserver.core.admission.registry import Registry, VgpuRecord
 from gpuserver.core.observe.unmanaged import Response
-from gpuserver.core.observe.usage import Turns, Usage
+from gpuserver.core.observe.usage import TurnUse, Usage
 from gpuserver.core.scheduler.leases import AccountState, VgpuIndex
 from gpuserver.core.scheduler.policy import Policy, with_period
 from gpuserver.core.states.migration import AT_REST, MigrationState
@@ -81,7 +81,7 @@ class GpuState:
     """What does not change while the GPU is there."""
     capabilities: Capabilities
     """What the GPU and its driver can do."""
-    daemon: Partitioner
+    partitioner: Partitioner
     """The GPU's own MPS daemon. It runs in spatial mode."""
     checkpointer: Checkpointer
     """Takes what programs have on the GPU to the host's memory, and back."""
@@ -111,9 +111,9 @@ class GpuState:
     """The last events, and the clients that watch for more."""
     usage: Usage = field(default_factory=Usage)
     """What each vGPU has used over its life."""
-    turns: Turns = field(default_factory=Turns)
+    turn_use: TurnUse = field(default_factory=TurnUse)
     """How well the GPU was used while vGPUs took turns."""
-    window: RateWindow = field(default_factory=RateWindow)
+    rate_window: RateWindow = field(default_factory=RateWindow)
     """Samples of the accounts over the last second."""
     activity: Activity = field(default_factory=Activity)
     """The last figures of NVML: utilization, power, temperature, clock."""

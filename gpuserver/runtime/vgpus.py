@@ -78,7 +78,7 @@ class Past:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """What a process was started with, for its life; 0: MPS holds it to nothing, or nobody knows any more.
+    """The limits with which a process was started, for its life. 0: MPS does not limit it, or the figure is lost.
     ``client_priority``: CUDA_MPS_CLIENT_PRIORITY, "" if it is not known."""
 
     sms: int
@@ -183,7 +183,7 @@ class Vgpu:
     refusal: VgpuError | None = None
     # --- how it came, and until when it stays
     origin: Origin = KEPT
-    """For whom it was made, and until when it stays."""
+    """The request for which it was made, and until when it stays."""
     holders: set[object] = field(default_factory=set)
     """Links on which it was asked for."""
     made: trio.Event = field(default_factory=set_event)
@@ -242,15 +242,15 @@ class Vgpu:
         return max((slot.refused_bytes for slot in self.slots if slot.refusals), default=self.retired.refused_bytes)
 
     def new_refusals(self) -> tuple[int, int]:
-        """How many allocations were refused since this was asked last, and the size of the last one; of a process that
-        has ended, too, for as long as it has its slot."""
-        told, self.refused = self.refused, {}
+        """How many allocations were refused since the last call, and the size of the last one. Ended processes count
+        while they have their slots."""
+        reported, self.refused = self.refused, {}
         count = size = 0
         for slot in self.slots:
             name = slot.index, Process(slot.pid, slot.start_time)
             self.refused[name] = slot.refusals
-            if slot.refusals > told.get(name, 0):
-                count += slot.refusals - told.get(name, 0)
+            if slot.refusals > reported.get(name, 0):
+                count += slot.refusals - reported.get(name, 0)
                 size = max(size, slot.refused_bytes)
         return bounded(count), size
 
@@ -349,8 +349,8 @@ class Vgpu:
         return bounded(self.retired.launches + sum(slot.launches for slot in self.alive))
 
     def show_counts(self) -> Past:
-        """Refusals and launches, never fewer than were told before: between a process's death and its broker's word of
-        it, and while the page is away, nobody has what it counted."""
+        """Refusals and launches, never fewer than in an earlier reading. Between a process's death and the broker's
+        report, and while the page is away, the process's counts are not known."""
         self.high_water = Past(
             max(self.high_water.refusals, self.refusals), max(self.high_water.launches, self.launches)
         )
@@ -362,7 +362,7 @@ class Vgpu:
         return self.served
 
     def booked(self, book: AccountState | None) -> AccountState | None:
-        """``book`` for the server after this one, which is to tell no less of it."""
+        """``book`` for the next server, which must not report less than this one has."""
         if book is None:
             return None
         held_ns, busy_ns, _ = self.served
@@ -400,8 +400,8 @@ class Vgpu:
         return replace(record.share, sm_mpercent=min(widest, sm_count) * 100_000 // sm_count)
 
     def sms_of(self, slot: SlotReading) -> int:
-        """What a process has for its life: what MPS was told, or, where that was nothing, what the driver told it; 0 if
-        it has not asked yet. The latter is a tenant's word."""
+        """The SMs that a process has for its life: the limit that MPS got, else the figure that the driver gave the
+        process. That figure is a tenant's word. 0: the process has not asked yet."""
         planned = self.planned.get(slot.index)
         return planned.sms if planned is not None and planned.sms else slot.sm_count
 

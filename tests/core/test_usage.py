@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuserver.core.observe.usage import LEAST_SECONDS, TURNS_SECONDS, Seen, Turns, Usage, advise
+from gpuserver.core.observe.usage import LEAST_SECONDS, TURNS_SECONDS, Seen, TurnUse, Usage, advise
 from gpuserver.core.scheduler.leases import ServiceTotals
 
 S = 1_000_000_000
@@ -34,13 +34,13 @@ def watched(parts: list[float], every_s: float = 1.0) -> Usage:
     return usage
 
 
-def in_turns(held: list[float], used: float | None, seconds: int = 40, every_s: float = 1.0) -> Turns:
+def in_turns(held: list[float], used: float | None, seconds: int = 40, every_s: float = 1.0) -> TurnUse:
     """``held``: parts of the time, by vGPU."""
-    turns = Turns()
+    turn_use = TurnUse()
     for i in range(seconds + 1):
         served = {key: ServiceTotals(int(i * every_s * S * part), 0, i) for key, part in enumerate(held)}
-        turns.note(S + int(i * every_s * S), served, used)
-    return turns
+        turn_use.note(S + int(i * every_s * S), served, used)
+    return turn_use
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_turns_of_programs_that_wait_for_their_hosts_are_wasted(
 def test_turns_are_judged_by_the_last_minute_once_there_is_half_of_one() -> None:
     assert in_turns([0.5, 0.5], 0.3, LEAST_SECONDS - 1).wasted() is None
     assert in_turns([0.5, 0.5], 0.3, 10 * LEAST_SECONDS, every_s=0.1).wasted() == pytest.approx((1.0, 0.3))
-    turns = in_turns([0.5, 0.5], 0.3, 100)
+    turn_use = in_turns([0.5, 0.5], 0.3, 100)
     for i in range(101, 101 + TURNS_SECONDS):
-        turns.note(S * (1 + i), {key: ServiceTotals(int(i * S * 0.5), 0, i) for key in (0, 1)}, 0.99)
-    assert turns.wasted() is None
+        turn_use.note(S * (1 + i), {key: ServiceTotals(int(i * S * 0.5), 0, i) for key in (0, 1)}, 0.99)
+    assert turn_use.wasted() is None
 
 
 def test_advice_names_the_other_mode_with_what_was_measured() -> None:

@@ -13,7 +13,7 @@ from cython_ext.testing import bindings_logic as native
 from cython_ext.testing.bindings_logic import (
     FOREVER_NS,
     LEASE_OPEN,
-    NOBODY,
+    NO_SLOT,
     PATIENCE_NS,
     TURN_NS,
     UNDATED,
@@ -222,7 +222,7 @@ def test_a_new_relay_goes_on_with_the_serial_and_waits_for_whoever_has_work() ->
     assert those.baton.word >> 8 == (before >> 8) + 1
     assert not native.baton_ours(those.baton.word, those.baton.end_ns, working, those.now_ns)
     those.run(100 * MS)
-    assert those.baton.holder != NOBODY
+    assert those.baton.holder != NO_SLOT
 
 
 def test_serials_never_make_a_word_of_zero() -> None:

@@ -41,7 +41,7 @@ class Lease:
     on_go: bool = False
     unacknowledged: bool = False
     split_drain: bool = False
-    stood: bool = False
+    was_standby: bool = False
 
 
 @dataclass
@@ -103,7 +103,7 @@ class Twin:
         taken_epoch, taken_ns = self.submitted[lease.key]
         first_ns = lease.go_ns
         held = any(other.go_ns is not None for other in self.leases if other is not lease)
-        if lease.stood and taken_epoch == lease.epoch and not held:
+        if lease.was_standby and taken_epoch == lease.epoch and not held:
             first_ns = min(now_ns, max(taken_ns, self.over_ns, now_ns - TAKE_MOST_NS))
         if lease.alone:
             lease.go_ns = first_ns
@@ -245,7 +245,8 @@ class LeaseTableAgainstTwin(RuleBasedStateMachine):
             wait_for = {pair for pair in live_pairs if not self.twin.at_tail(*pair, self.now_ns)}
             lease = Lease(
                 key, epoch, start_ns, end_ns, wait_for, max(go_by_ns, start_ns), early, on_want, alone, self.now_ns,
-                on_go=bool(live_pairs) or early or on_want, stood=alone or (again is not None and again.stood),
+                on_go=bool(live_pairs) or early or on_want,
+                was_standby=alone or (again is not None and again.was_standby),
             )  # fmt: skip
             if again:
                 self.twin.leases[self.twin.leases.index(again)] = lease

@@ -18,6 +18,7 @@ from gpuserver.device.simulated.mps import SimulatedMpsDaemon
 from gpuserver.runtime.mps import MpsWatch
 from tests.integration.node import eventually
 from tests.processes import ended
+from vgpu.enums import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 
@@ -185,6 +186,9 @@ class Mortal:
         self.directories = MpsDirectories(Path("/pipe"), Path("/log"))
         self.now = PartitionerStatus(Process(10, 1), frozenset({Process(11, 1)}))
         self.broken = False
+
+    def client_priority(self, priority: PriorityName) -> str:
+        return "0"
 
     def start(self) -> None:
         if self.broken:

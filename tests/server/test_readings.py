@@ -99,7 +99,7 @@ def test_who_has_more_than_its_limit_is_told_so_until_it_has_not() -> None:
         vgpu = SimpleNamespace(
             record=record, used_bytes=used_mib << 20, suspend_error="", idle_suspended=(), swaps=False
         )
-        return warnings_on(cast(Vgpu, vgpu), [record], "")
+        return warnings_on(cast(Vgpu, vgpu), [record], "", "")
 
     assert told(256, "256M") == ()
     assert told(482, "256M") == ("Its programs have 482 MiB of 256 MiB: they keep it, and are refused more.",)

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from cython_ext.pages.activitypage import ActivityPage
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.observe.trace import Recorder
-from gpuserver.core.observe.usage import Turns, Usage
+from gpuserver.core.observe.usage import TurnUse, Usage
 from gpuserver.core.scheduler.leases import ServiceTotals
 from gpuserver.device.base import GpuFacts, MemoryUse
 from gpuserver.runtime.api.readings import (
@@ -99,7 +99,9 @@ async def look_at(vgpu: Vgpu, shown_bytes: int) -> None:
     assert [(one.slot, one.pid) for one in processes] == [(slot, one.process.pid) for slot, one in MEMBERS.items()]
     assert all(one.alive for one in processes)
     statement = statement_of(vgpu.record, SimpleNamespace(**vars_of_book()))  # type: ignore[arg-type]
-    reading = vgpu_reading(vgpu, GpuPlace(0, "GPU-1", True, {}), statement, Rates(), 10**12, warnings_on(vgpu, [], ""))
+    reading = vgpu_reading(
+        vgpu, GpuPlace(0, "GPU-1", True, {}), statement, Rates(), 10**12, warnings_on(vgpu, [], "", "")
+    )
     assert reading.processes == len(MEMBERS)
     for message in (ProcessList(processes=processes), VgpuList(vgpus=(reading,))):
         encode(message.model_dump(mode="json"))
@@ -109,7 +111,7 @@ async def look_at(vgpu: Vgpu, shown_bytes: int) -> None:
     assert 0 <= vgpu.room_bytes <= vgpu.record.memory_limit_bytes
     msgpack.packb([vgpu.new_refusals(), vgpu.new_refusals(), vgpu.refusals, vgpu.launches, vgpu.movable_bytes])
     vgpu.show_served(ServiceTotals(1, 1, 1))
-    _ = (vgpu.share, vgpu.here_bytes, seen_of(vgpu, Usage(), Mode.TEMPORAL, 0, Turns()))
+    _ = (vgpu.share, vgpu.here_bytes, seen_of(vgpu, Usage(), Mode.TEMPORAL, 0, TurnUse()))
     for slot in MEMBERS:
         vgpu.count_past(slot)
     msgpack.packb([vgpu.retired.refusals, vgpu.retired.launches, vgpu.retired.refused_bytes])

@@ -252,7 +252,7 @@ class Broker:
         relay = Relay(activity, grants, relay_page, vgpu.key, found)
         view_fd = read_only(activity_fd)
         self._pages = Pages(grants, grants_fd, activity, activity_fd, view_fd, relay_page, relay, store_fd)
-        self._nursery.start_soon(self._hear_relay)
+        self._nursery.start_soon(self._read_relay)
         self._nursery.start_soon(self._clear_aside)
         for slot, process in found.items():
             self._nursery.start_soon(self._watch_pid, slot, process)
@@ -554,7 +554,7 @@ class Broker:
             os.close(pidfd)
         await self._died(slot, process)
 
-    async def _hear_relay(self) -> None:
+    async def _read_relay(self) -> None:
         assert self._pages is not None
         while True:
             await trio.lowlevel.wait_readable(self._pages.relay.fileno())

@@ -35,7 +35,6 @@ from vgpu.process_tuning import go_first, keep_all
 from vgpu.protocol.peer import start_time
 
 MOST_ORDER_BYTES: Final = 1 << 12
-TITLE_BYTES: Final = 120
 _ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46  # of /proc/PID/stat, counted from its third field
 
 

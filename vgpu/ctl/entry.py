@@ -41,9 +41,9 @@ def _has_shown_overview() -> bool:
 
 
 def _columns() -> int:
-    told = os.environ.get("COLUMNS", "")
-    if told.isdecimal() and int(told):
-        return int(told)
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isdecimal() and int(columns):
+        return int(columns)
     try:
         return os.get_terminal_size(1).columns or NEEDED_COLUMNS
     except OSError:

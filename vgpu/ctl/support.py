@@ -68,7 +68,7 @@ def _redactor(node: Node) -> Redactor:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], object]]:
-    """On stderr, if that is a terminal: what is looked at just now."""
+    """On stderr, if that is a terminal: what is read just now."""
     if not sys.stderr.isatty():
         yield lambda name: None
         return

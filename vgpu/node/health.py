@@ -149,7 +149,7 @@ def _vgpu(vgpu: VgpuStatus) -> Iterator[Finding]:
         waited, held = format_duration(vgpu.waiting_ns // 10**8 * 10**8), round(100 * vgpu.held_ratio, 1)
         found = f"has waited {waited} for a token, with {held:g} % of the time instead of the"
         found += f" {round(100 * vgpu.guarantee_ratio, 1):g} % it is guaranteed"
-        fix = "vgpuctl trace --seconds 2 shows who has it; one kernel that lasts that long may be why"
+        fix = "vgpuctl trace --seconds 2 shows which vGPU has it; one kernel that lasts that long may be why"
         yield Finding(name, Verdict.NOTE, found, fix)
     for warning in vgpu.warnings:
         yield Finding(name, Verdict.NOTE, warning, f"vgpuctl inspect {vgpu.vgpu_id}")

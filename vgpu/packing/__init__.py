@@ -1,6 +1,6 @@
 """What a GPU has room for: memory by its sum, time by its sum, SMs by what can really be packed.
 
-The functions are pure: no I/O and no clock, so servers, clients and placement decide with the same code.
+The functions are pure: no I/O and no clock, so GPU Servers, benchmarks and tests decide with the same code.
 
 ``admission``   whether one more vGPU fits a GPU; if not, why, and the largest vGPU that would
 ``partition``   how many SMs MPS grants for a percentage

@@ -6,7 +6,7 @@ and those for which the receiver has no room.
 
 So the kernel refuses them where it can: with SO_PASSRIGHTS 0 (Linux 6.16) the sender gets EPERM. Connections inherit
 the option from their listener, also those that no process has accepted yet. On an older kernel the receiver has room
-for all that one message can carry, and ``close_aside`` closes them, and the socket itself, in threads of its own.
+for all that one message can carry. ``close_aside`` closes them, and the socket itself, in threads of its own.
 """
 
 from __future__ import annotations

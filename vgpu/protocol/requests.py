@@ -3,7 +3,7 @@
 ``vgpuctl`` takes from it which requests have no time limit. The node and the GPU Servers take from it which requests
 they answer themselves, and how long the node waits for a server. The HTTP API takes from it how long it waits, and
 ``tests/protocol/test_requests.py`` holds its routes against it. A new request is a line here, its message in
-``messages``, and a handler where ``route`` says (``handlers.py``).
+``messages``, and a handler in ``node/control.py`` or ``gpuserver/runtime/api/control.py``, as ``route`` says.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ from vgpu.protocol.messages import (
 
 
 class Route(Enum):
-    """Which process answers a request of a client. The names of ``handlers.py``'s tables."""
+    """Which process answers a request of a client: the node (``node/control.py``), or a GPU Server
+    (``gpuserver/runtime/api/control.py``)."""
 
     NODE = "the node"
     """The node decides. It may send requests to GPU Servers meanwhile."""

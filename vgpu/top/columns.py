@@ -8,11 +8,11 @@ from typing import Final
 
 from rich.cells import cell_len
 
-from vgpu.ctl.present.tables import doing, rounded_ns, token_rate, user_name
+from vgpu.ctl.present.tables import doing, token_rate, user_name
 from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, cut_in_the_middle, fixed, spark, width_of
 from vgpu.top.model import Choice, Row, group_of, share_of, state_word
-from vgpu.units import GIB, KIB, MIB, TIB, counted, format_bytes, format_duration
+from vgpu.units import GIB, KIB, MIB, TIB, counted, format_bytes
 
 SPARK_SPAN_S: Final = 120
 _STATE_STYLES: Final = {
@@ -339,7 +339,3 @@ def group_line(rows: Sequence[Row], group: str, width: int, glyphs: Glyphs) -> L
     said = f"{counted(len(vgpus), 'vGPU')}, {counted(programs, 'program')}, {memory_text(used, limit)}"
     named = " ".join(group_of(vgpus[0], group).split())
     return cut((Span(f" {named}", "title"), Span(f"  {said}", "dim")), width, glyphs)
-
-
-def age_text(vgpu: VgpuStatus, now_unix_s: float) -> str:
-    return format_duration(rounded_ns(max(0, int(now_unix_s - vgpu.created_unix_s)) * 10**9))

@@ -50,8 +50,8 @@ class History:
     def cells(self, count: int, now_unix_s: float, span_s: int = SPAN_S) -> list[float | None]:
         """The last ``span_s`` seconds in ``count`` parts, oldest first; None: not known.
 
-        A part is a whole number of seconds and begins at a multiple of that, so that parts of the past stay as they
-        are while time goes on. One in which nothing was added is as the one before it.
+        A part is a whole number of seconds and begins at a multiple of that. So past parts stay as they are while time
+        goes on. A part in which nothing was added is as the one before it.
         """
         part_s = max(1, -(-span_s // count))
         first = int(now_unix_s) // part_s - count + 1

@@ -16,7 +16,7 @@ from vgpu.units import format_bytes
 
 
 def facts(gpu: GpuStatus, arguments: Sequence[str]) -> dict[str, str]:
-    """In words, by name; ``arguments``: of the command line."""
+    """The facts as text, by name. ``arguments``: of the command line."""
     kind = "simulated: no figure says anything about a real one" if gpu.simulated else gpu.uuid
     driver = "none: the simulated GPU has its own" if gpu.simulated else probe_driver().version or "not known"
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

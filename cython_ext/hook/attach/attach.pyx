@@ -426,7 +426,7 @@ cdef public bint vgpu_reattach(Gate* gate) noexcept nogil:
             gate.gpu_index = <int>reply.gpu_index    # it may have moved
             gate.began_epoch = 0
             gate.lost = 0
-            gate.told = 0
+            gate.reported = 0
         lock_release(&gate.lock)
     if not (done and elsewhere):
         munmap(activity, reply.activity_bytes)

@@ -39,18 +39,18 @@ cdef void explain(const char* vgpu_id, int error) noexcept nogil:
 cdef public int vgpu_check_partition(int error) noexcept nogil:
     """What cuInit is to return in spatial mode, after the driver's has returned ``error``."""
     cdef Gate* gate
-    cdef int device = 0, sm_count = 0, shared = 0, planned, told
+    cdef int device = 0, sm_count = 0, shared = 0, planned, answered
     if not attached() or state().gates[0].grants.mode != MODE_SPATIAL:
         return error
     gate = &state().gates[0]
     if error == CUDA_SUCCESS and real_cuDeviceGet(&device, 0) == CUDA_SUCCESS:
-        told = real_cuDeviceGetAttribute(&shared, ATTRIBUTE_MPS_ENABLED, device)
+        answered = real_cuDeviceGetAttribute(&shared, ATTRIBUTE_MPS_ENABLED, device)
         real_cuDeviceGetAttribute(&sm_count, ATTRIBUTE_SM_COUNT, device)
         store32(&gate.slot.sm_count, <unsigned int>sm_count)
         vgpu_log(b"SMs, shared by MPS", sm_count, shared)
         # A driver that does not know the attribute still shows by the SMs whether it limits the process.
         planned = <int>load32(&gate.slot.sm_planned)
-        if told == CUDA_SUCCESS and not shared and not (planned and planned - STEP <= sm_count <= planned + STEP):
+        if answered == CUDA_SUCCESS and not shared and not (planned and planned - STEP <= sm_count <= planned + STEP):
             error = CUDA_ERROR_MPS_CONNECTION_FAILED
     explain(gate.vgpu_id, error)
     return error

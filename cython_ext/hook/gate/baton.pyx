@@ -1,4 +1,4 @@
-"""The gate's end of the baton: whether this process of the vGPU may submit, and the wait until it may (theory:
+"""The gate's side of the baton: whether this process of the vGPU may submit, and the wait until it may (theory:
 logic/gate/baton.pxd).
 
 Everything here is called with ``gate.lock`` held.
@@ -81,9 +81,9 @@ cdef public void vgpu_wait_ahead(Gate* gate, int64_t now) noexcept nogil:
     awake. Reason: the relay passes over a process that slept through a turn, until its ``gate_waits`` grows."""
     cdef uint32_t word = load32(&gate.activity.baton)
     vgpu_want(gate, now)
-    if word == 0 or word == gate.baton_told or baton_names(word, gate.slot_index):
+    if word == 0 or word == gate.baton_reported or baton_names(word, gate.slot_index):
         return
-    gate.baton_told = word
+    gate.baton_reported = word
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
     if loadi64(&gate.activity.baton_end_ns) == FOREVER_NS:
         vgpu_ring(gate)

@@ -1,4 +1,4 @@
-"""The hot path: every launch takes it while the vGPU holds an open-ended lease and no other vGPU competes.
+"""The hot path: every launch takes it while the vGPU's lease has no end, because the vGPU is alone or shares the GPU.
 
 A thread announces its launch, then checks the lease. The announcement makes a revocation safe without a lock. The
 revoking thread shuts the lease (``open_epoch`` = 0, or a new ``round``). It makes every thread execute a fence
@@ -10,8 +10,8 @@ it has no fence of its own. Reason: such a fence would wait for the driver's las
 
 ``round`` and ``stream`` mean: the gate knows that this stream has work, and the process's want is published. They
 change when the hook thread has seen that work drain, or when the thread launches into another stream. Then vgpu_enter
-(gate.pyx) publishes both again. Three more launches go through vgpu_enter: one whose key the thread's meter does not
-know, one that is to be timed, and one that the thread's allowance does not cover (logic/meter/meter.pxd).
+(gate.pyx) publishes both again. Three kinds of launches also go through vgpu_enter: one whose key the thread's meter
+does not know, one that is to be timed, and one that the thread's allowance does not cover (logic/meter/meter.pxd).
 """
 
 from libc.stdint cimport uint64_t

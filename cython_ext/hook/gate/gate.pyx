@@ -108,7 +108,7 @@ cdef void wait(Gate* gate, uint32_t change, int64_t until, int64_t spin_from) no
     cease(gate)
 
 
-cdef inline bint stands(const Plan* plan, int64_t now) noexcept nogil:
+cdef inline bint is_standby(const Plan* plan, int64_t now) noexcept nogil:
     """Whether it is a standby lease. On a free GPU that begins as soon as the dispatcher has read this vGPU's want."""
     return plan.current.epoch != 0 and plan.current.go_by_ns == FOREVER_NS and plan.current.start_ns <= now
 
@@ -137,7 +137,7 @@ cdef void wait_for_lease(Gate* gate, uint32_t change, const Plan* plan, int64_t 
             # GO is due at the start, not at go_by: be awake then
             until = min(until, due + AWAKE_AFTER_NS)
             spin_from = due - AWAKE_BEFORE_NS
-    if now < asked + AWAKE_ASKED_NS and stands(plan, now):
+    if now < asked + AWAKE_ASKED_NS and is_standby(plan, now):
         until = min(until, asked + AWAKE_ASKED_NS)
         spin_from = now
     store64(&gate.slot.gate_waits, gate.slot.gate_waits + 1)
@@ -149,24 +149,24 @@ cdef int refused(Gate* gate) noexcept nogil:
     """The error of a gate that will not open again; CUDA_SUCCESS if the gate may open."""
     cdef uint32_t flags = load32(&gate.grants.flags)
     if is_removed(gate):
-        if not gate.told:
-            gate.told = 1
+        if not gate.reported:
+            gate.reported = 1
             vgpu_say(
                 gate.vgpu_id, b" was removed while this program used it: ",
                 b"no further GPU work; vgpuctl create makes a new one"
             )
         return CUDA_ERROR_DEVICE_UNAVAILABLE
     if gate.lost and flags & GRANTS_LOSS_ERROR:
-        if not gate.told:
-            gate.told = 1
+        if not gate.reported:
+            gate.reported = 1
             vgpu_say(
                 b"the server of ", gate.vgpu_id, b" does not answer, and its --on-server-loss is error: vgpuctl serve "
                 b"starts it again"
             )
         return CUDA_ERROR_DEVICE_UNAVAILABLE
     if gate.lost and gate.barred and not flags & GRANTS_LOSS_RUN:
-        if not gate.told:
-            gate.told = 1
+        if not gate.reported:
+            gate.reported = 1
             vgpu_say(
                 b"this program runs as another user than when ", gate.vgpu_id, b" admitted it, and its broker does not "
                 b"let it in again: start it again"
@@ -254,8 +254,8 @@ cdef void meter(
 cdef bint announced(
     Gate* gate, Pass* launch, Thread* thread, LaunchKey* key, uint32_t epoch, int64_t now
 ) noexcept nogil:
-    """Under an open-ended lease, publish that this stream has work. The launches after this one then need not. 0: the
-    lease was shut meanwhile."""
+    """Under an open-ended lease, publish that this stream has work. Later launches into it skip this step. 0: the lease
+    ended before it was published."""
     cdef int index
     if not vgpu_publish_submission(gate, epoch, 0, now):
         return 0

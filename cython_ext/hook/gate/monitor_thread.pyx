@@ -56,7 +56,7 @@ cdef enum:
     END_NS = 1_000_000_000           # at exit the process waits so long for the thread that holds the lock
     KNOCK_NS = 1_000_000_000         # after so long without a heartbeat the hook asks the broker, and that often
 
-    # When an idle lease goes back (policy section 6: break-even gap g*, as for c = 0.4 ms)
+    # When an idle lease goes back: after the gap that costs as much as a hand-over of 0.4 ms
     BREAK_EVEN_NS = 800_000
     EXPECTED_IDLE_NS = 100_000
     IDLE_ALONE_NS = 20_000_000       # no other vGPU wants: the next to want, this one too, gets GO by the dispatcher

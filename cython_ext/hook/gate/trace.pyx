@@ -21,14 +21,14 @@ cdef inline bint traced(const Gate* gate) noexcept nogil:
 cdef public void vgpu_trace_idle(Gate* gate, int64_t since_ns) noexcept nogil:
     """The queue was busy from ``since_ns`` on and has just been seen, or taken, to be empty."""
     cdef int64_t begin_ns = 0, end_ns = 0
-    if traced(gate) and trace_closed(&gate.backlog, since_ns, &gate.told_ns, &begin_ns, &end_ns):
+    if traced(gate) and trace_closed(&gate.backlog, since_ns, &gate.recorded_ns, &begin_ns, &end_ns):
         trace_put(gate.ring, &gate.slot.traced, TRACE_BUSY, begin_ns, end_ns, 0)
 
 
 cdef public void vgpu_trace_busy(Gate* gate) noexcept nogil:
     """At a regular poll, record a long busy interval up to now in parts."""
     cdef int64_t begin_ns = 0, end_ns = 0
-    if traced(gate) and trace_part(&gate.backlog, &gate.told_ns, &begin_ns, &end_ns):
+    if traced(gate) and trace_part(&gate.backlog, &gate.recorded_ns, &begin_ns, &end_ns):
         trace_put(gate.ring, &gate.slot.traced, TRACE_BUSY, begin_ns, end_ns, 0)
 
 

@@ -79,7 +79,7 @@ cdef uint64_t needed_bytes(const Gate* gate, const Shape* shape, unsigned int le
     cdef Shape later = shape[0]
     cdef Requirements needs
     cdef void* twin = NULL
-    cdef bint told
+    cdef bint answered
     if shape.flags & (DEFERRED | SPARSE):
         return 0
     vgpu_settle_ahead()      # a destruction may wait for what is queued, as a free does
@@ -87,14 +87,14 @@ cdef uint64_t needed_bytes(const Gate* gate, const Shape* shape, unsigned int le
     if levels:
         if real_cuMipmappedArrayCreate(&twin, &later, levels) != CUDA_SUCCESS:
             return asked_bytes(shape, levels)
-        told = real_cuMipmappedArrayGetMemoryRequirements(&needs, twin, gate.device) == CUDA_SUCCESS
+        answered = real_cuMipmappedArrayGetMemoryRequirements(&needs, twin, gate.device) == CUDA_SUCCESS
         real_cuMipmappedArrayDestroy(twin)
     else:
         if real_cuArray3DCreate_v2(&twin, &later) != CUDA_SUCCESS:
             return asked_bytes(shape, levels)
-        told = real_cuArrayGetMemoryRequirements(&needs, twin, gate.device) == CUDA_SUCCESS
+        answered = real_cuArrayGetMemoryRequirements(&needs, twin, gate.device) == CUDA_SUCCESS
         real_cuArrayDestroy(twin)
-    return needs.size if told else asked_bytes(shape, levels)
+    return needs.size if answered else asked_bytes(shape, levels)
 
 
 ctypedef int (*Create)(void**, const void*) noexcept nogil

@@ -1,9 +1,10 @@
 """Linear memory, with a pitch or without: charged are the pieces that it takes from the card (logic/memory/pieces.pxd).
 
-Which these are is known when the driver has answered. What an allocation takes alone is reserved before. Where so
-much is not left, a small one is asked for all the same if the pieces that are paid for have room: it takes nothing
-then. Where the driver finds that room too scattered it takes one piece more, and until that is made up for nothing is
-asked for that way. (To free it again would wait for all that is queued: cuMemFree does.)
+The driver's answer shows which pieces an allocation takes. Before the call the hook reserves the pieces that the
+allocation would take alone. Where the limit leaves less, the hook still asks for a small allocation if paid pieces
+have room: the allocation then takes none. The driver may find that room too scattered, and take one piece more. Until
+a later free makes up for that piece, the hook asks for no allocation in this way. It does not free the allocation at
+once, because cuMemFree waits for all queued work.
 """
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint64_t

@@ -78,17 +78,17 @@ cdef bint ask(const PoolBook* book, uint64_t* taken, uint64_t* used) noexcept no
     """What the pool has taken from the card, and how much of that it has handed out. 0: the driver does not report it.
     """
     cdef int mode = relax()
-    cdef bint told
+    cdef bint answered
     if of_graphs(book.pool):
-        told = vgpu_ask_graphs(&state().gates[book.pool - 1], taken, used)
+        answered = vgpu_ask_graphs(&state().gates[book.pool - 1], taken, used)
     else:
-        told = (
+        answered = (
             real_cuMemPoolGetAttribute(<void*>book.pool, RESERVED, taken) == CUDA_SUCCESS
             and real_cuMemPoolGetAttribute(<void*>book.pool, USED, used) == CUDA_SUCCESS
         )
         used[0] = pool_used(book, taken[0], used[0])
     restore(mode)
-    return told
+    return answered
 
 
 cdef PoolBook* find(uint64_t pool) noexcept nogil:

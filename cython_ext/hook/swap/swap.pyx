@@ -350,7 +350,7 @@ cdef int carry(Gate* gate, bint out) noexcept nogil:
     return outcome
 
 
-cdef void tell(Gate* gate, uint32_t where) noexcept nogil:
+cdef void report_place(Gate* gate, uint32_t where) noexcept nogil:
     """Where it is now."""
     gate.where = where
     storei64(&gate.slot.moved_ns, now_ns() - gate.move_began_ns)
@@ -424,7 +424,7 @@ cdef int leave(Gate* gate) noexcept nogil:
     store32(&gate.slot.where, SLOT_MOVING)
     outcome = carry_in_context(gate, 1)
     if outcome == DONE:
-        tell(gate, SLOT_AWAY)
+        report_place(gate, SLOT_AWAY)
     # a store whose server has ended does not grow
     return patient(gate, outcome, STORE_NS if gate.heir.page == NULL else 0)
 
@@ -436,7 +436,7 @@ cdef int come_back(Gate* gate) noexcept nogil:
     store32(&gate.slot.where, SLOT_MOVING)
     outcome = carry_in_context(gate, 0)
     if outcome == DONE:
-        tell(gate, SLOT_RESIDENT)
+        report_place(gate, SLOT_RESIDENT)
         open_door(gate)
     return patient(gate, outcome, CARD_NS)
 

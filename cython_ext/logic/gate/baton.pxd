@@ -56,7 +56,7 @@ cdef enum:
     PATIENCE_NS = 100_000_000    # the grace of leases, too
     LOST_NS = 1_000_000_000  # every turn that another process waits for is over long before
     UNDATED = 0
-    NOBODY = -1
+    NO_SLOT = -1
 
 
 cdef struct Baton:
@@ -65,7 +65,7 @@ cdef struct Baton:
     int64_t end_ns
     # --- known to the relay alone
     uint32_t serial
-    int holder               # slot, or NOBODY
+    int holder               # slot, or NO_SLOT
     int leaving              # the slot of the turn that has just ended and is to be charged
     int64_t since_ns         # its first work in this turn was seen; 0: none yet
     int64_t unused_ns        # since when it could have begun; 0: it could not, or has
@@ -77,7 +77,7 @@ cdef struct Baton:
     uint64_t late            # passed over until it has drained
     int64_t[64] used_ns
     int64_t[64] late_since_ns
-    uint64_t[64] heard       # of a process that sleeps: its ``looks`` when it was found asleep
+    uint64_t[64] looks_asleep    # of a process that sleeps: its ``looks`` when it was found asleep
     uint64_t turns           # given so far
     uint64_t[64] served      # how many had been given when it had its last
 
@@ -138,7 +138,7 @@ cdef inline uint64_t slot_bit(int slot) noexcept nogil:
 cdef inline void baton_take_over(Baton* baton, uint32_t found, int64_t now_ns) noexcept nogil:
     """Begin after the word that is in the page: no process has the baton, and the relay waits for those with work."""
     baton.serial = max(baton.serial, found >> 8)
-    baton.holder = baton.leaving = NOBODY
+    baton.holder = baton.leaving = NO_SLOT
     baton.due_ns = now_ns
     close_turn(baton, now_ns)
 
@@ -147,7 +147,7 @@ cdef inline void baton_stop(Baton* baton) noexcept nogil:
     """No baton goes round any more. Serials go on: a gate may remember the last."""
     cdef uint32_t serial = baton.serial
     memset(baton, 0, sizeof(Baton))
-    baton.holder = baton.leaving = NOBODY
+    baton.holder = baton.leaving = NO_SLOT
     baton.serial = serial
 
 
@@ -171,7 +171,7 @@ cdef inline void close_turn(Baton* baton, int64_t now_ns) noexcept nogil:
     baton.leaving = baton.holder
     baton.closed_ns = now_ns
     baton.unused_ns = 0
-    name_holder(baton, NOBODY)
+    name_holder(baton, NO_SLOT)
 
 
 cdef inline void notice(Baton* baton, const Processes* seen, int64_t now_ns) noexcept nogil:
@@ -180,7 +180,8 @@ cdef inline void notice(Baton* baton, const Processes* seen, int64_t now_ns) noe
     cdef int slot
     for slot in range(64):
         if baton.asleep & slot_bit(slot) and (
-            not seen.wants & slot_bit(slot) or seen.busy & slot_bit(slot) or seen.looks[slot] != baton.heard[slot]
+            not seen.wants & slot_bit(slot) or seen.busy & slot_bit(slot)
+            or seen.looks[slot] != baton.looks_asleep[slot]
         ):
             baton.asleep &= ~slot_bit(slot)
         if baton.late & ~seen.busy & slot_bit(slot):
@@ -211,15 +212,15 @@ cdef inline bint turn_over(Baton* baton, const Processes* seen, int64_t now_ns) 
         return 0
     baton.asleep |= own
     baton.present &= ~own
-    baton.heard[baton.holder] = seen.looks[baton.holder]
+    baton.looks_asleep[baton.holder] = seen.looks[baton.holder]
     return 1
 
 
 cdef inline void settle_turn(Baton* baton, int64_t now_ns) noexcept nogil:
     """Charge the turn that has ended. A late process is charged only once it has drained."""
-    if baton.leaving != NOBODY and baton.since_ns and not baton.late & slot_bit(baton.leaving):
+    if baton.leaving != NO_SLOT and baton.since_ns and not baton.late & slot_bit(baton.leaving):
         baton.used_ns[baton.leaving] += now_ns - baton.since_ns
-    baton.leaving = NOBODY
+    baton.leaving = NO_SLOT
     baton.since_ns = 0
 
 
@@ -235,10 +236,10 @@ cdef inline void wait_no_longer(Baton* baton, uint64_t busy) noexcept nogil:
 
 
 cdef inline int next_holder(const Baton* baton) noexcept nogil:
-    cdef int slot, best = NOBODY
+    cdef int slot, best = NO_SLOT
     for slot in range(64):
         if baton.present & slot_bit(slot) and (
-            best == NOBODY or baton.used_ns[slot] < baton.used_ns[best]
+            best == NO_SLOT or baton.used_ns[slot] < baton.used_ns[best]
             or (baton.used_ns[slot] == baton.used_ns[best] and baton.served[slot] < baton.served[best])
         ):
             best = slot
@@ -252,7 +253,7 @@ cdef inline bint baton_step(Baton* baton, const Processes* seen, int64_t now_ns)
     cdef uint64_t own, others
     notice(baton, seen, now_ns)
     baton.due_ns = FOREVER_NS
-    if baton.holder != NOBODY:
+    if baton.holder != NO_SLOT:
         own = slot_bit(baton.holder)
         others = baton.present & ~own
         if others == 0 and baton.end_ns != FOREVER_NS:       # no other process wants any more
@@ -280,7 +281,7 @@ cdef inline bint baton_step(Baton* baton, const Processes* seen, int64_t now_ns)
         baton.due_ns = FOREVER_NS
     settle_turn(baton, now_ns)
     chosen = next_holder(baton)
-    if chosen == NOBODY:
+    if chosen == NO_SLOT:
         return 0
     name_holder(baton, chosen)
     baton.turns += 1

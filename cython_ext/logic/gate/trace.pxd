@@ -56,25 +56,25 @@ cdef inline bint trace_get(const TraceRecord* ring, uint64_t number, TraceRecord
 
 
 cdef inline bint trace_closed(
-    const Backlog* backlog, int64_t since_ns, int64_t* told_ns, int64_t* begin_ns, int64_t* end_ns
+    const Backlog* backlog, int64_t since_ns, int64_t* recorded_ns, int64_t* begin_ns, int64_t* end_ns
 ) noexcept nogil:
     """The queue was observed to be empty: the part of the busy interval since ``since_ns`` that is not recorded yet."""
-    begin_ns[0] = max(since_ns, told_ns[0])
-    end_ns[0] = told_ns[0] = backlog.drained_ns
+    begin_ns[0] = max(since_ns, recorded_ns[0])
+    end_ns[0] = recorded_ns[0] = backlog.drained_ns
     return end_ns[0] > begin_ns[0]
 
 
 cdef inline bint trace_part(
-    const Backlog* backlog, int64_t* told_ns, int64_t* begin_ns, int64_t* end_ns
+    const Backlog* backlog, int64_t* recorded_ns, int64_t* begin_ns, int64_t* end_ns
 ) noexcept nogil:
     """Whether a part of the present busy interval is to be recorded, and which: up to where it is known."""
     if not backlog.busy:
         return 0
-    begin_ns[0] = max(backlog.since_ns, told_ns[0])
+    begin_ns[0] = max(backlog.since_ns, recorded_ns[0])
     end_ns[0] = max(backlog.seen_busy_ns, newest_submission_ns(backlog))
     if end_ns[0] - begin_ns[0] < PART_NS:
         return 0
-    told_ns[0] = end_ns[0]
+    recorded_ns[0] = end_ns[0]
     return 1
 
 

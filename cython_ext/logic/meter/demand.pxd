@@ -2,14 +2,14 @@
 
 Theory of operation
 -------------------
-    demand = W ÷ (W + H); under an exclusive lease W ÷ (the time in which it may submit), if that is more
+    demand = G ÷ (G + H); under an exclusive lease G ÷ (the time in which it may submit), if that is more
 
-W is the GPU time that the process's launches take by themselves, as the hook has learned it. H is host time: the
+G is the GPU time that the process's launches take by themselves, as the hook has learned it. H is host time: the
 process wants the GPU, and none of its threads waits for it, neither in the gate nor in the driver. Other vGPUs on the
-GPU make a program wait for longer, and change neither W nor H. So the demand of a GPU-bound program is near 1 beside
+GPU make a program wait for longer, and change neither G nor H. So the demand of a GPU-bound program is near 1 beside
 any others. A program that alone computes for a fifth of its time has a demand of a fifth.
 
-A program that launches without waiting may keep host and GPU busy at the same time: training does. Its W ÷ (W + H) is a
+A program that launches without waiting may keep host and GPU busy at the same time: training does. Its G ÷ (G + H) is a
 half, and the GPU has no time for another. Under an exclusive lease that shows: its work fills the time in which it
 might submit. Not in that time are waits at the gate, and without a lease all waits. A vGPU that gave its lease back
 might submit, too: it would have a lease if it wanted one. Under a shared lease others' work is in that time.
@@ -19,12 +19,13 @@ A thread waits from the beginning of a call that waits for the GPU to its end, i
 the process wants the GPU. A program that asks again and again whether its work is done does not wait, by this measure:
 its demand is too low.
 
-A *burst* is the work that the process launches between two waits for the GPU. The longer it is, the longer a lease that
-has to end goes on. A program that launches all the time and hardly ever waits has endless bursts. It fills the GPU,
-even where others' slices make its W ÷ (W + H) small. Of each figure, the mean burst is weighted by work. The hook
-thread counts the waits that ended since its last sample, and divides the work since then by them.
+The *run length* (``burst`` in names) is the work that the process launches between two waits for the GPU. The longer
+it is, the longer a lease that has to end goes on. A program that launches all the time and hardly ever waits has an
+endless one. It fills the GPU, even where others' slices make its G ÷ (G + H) small. Of each figure, the mean is
+weighted by work. The hook thread counts the waits that ended since its last sample, and divides the work since then by
+them.
 
-A figure needs some W, and MEASURED_NS of W and H together, which a vGPU that has the GPU all the time uses up in a
+A figure needs some G, and MEASURED_NS of G and H together, which a vGPU that has the GPU all the time uses up in a
 tenth of a second. Of a pause, in which the process does not want the GPU, PAUSE_MOST_NS at most count as host time: a
 trainer that loads data for a while does not begin anew as a light one. The *waits* are the part of the last WAITED_NS
 in which a thread waited. A process that gets less than its share, and waits half of the time, is short of GPU time.
@@ -38,7 +39,7 @@ from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport store32
 
 cdef enum:
-    MEASURED_NS = 100_000_000    # W + H of one figure
+    MEASURED_NS = 100_000_000    # G + H of one figure
     WAITED_NS = 200_000_000      # wall time of one figure of the waits
     PAUSE_MOST_NS = 20_000_000   # of a pause, at most so much is host time
 
@@ -52,13 +53,13 @@ cdef struct Waits:
 
 
 cdef struct Demand:
-    uint32_t ppm             # W ÷ (W + H), at least 1; 0: not measured yet
+    uint32_t ppm             # G ÷ (G + H), at least 1; 0: not measured yet
     uint32_t waits_ppm       # the part of the time in which the process waited for the GPU
-    uint32_t burst_us        # mean burst, weighted by work
+    uint32_t burst_us        # mean run length, weighted by work
     uint32_t waits           # ended at the last sample
-    uint64_t looked_work_ns  # W at the last sample
-    uint64_t burst_ns        # W since the last wait that ended
-    double bursts            # Σ bursts since the last figure ...
+    uint64_t looked_work_ns  # G at the last sample
+    uint64_t burst_ns        # G since the last wait that ended
+    double bursts            # Σ run lengths since the last figure ...
     double squares           # ... and of their squares
     int64_t looked_ns        # the last sample; 0: none yet
     int64_t paused_ns        # of a pause that has not ended, so much was host time
@@ -67,7 +68,7 @@ cdef struct Demand:
     int64_t submits_ns       # since the last figure, the time in which it might submit
     bint holds               # at the last sample it had a lease
     bint shared              # since then, its lease was a shared one
-    uint64_t work_ns         # W at the last figure
+    uint64_t work_ns         # G at the last figure
     int64_t host_ns          # H since then
     int64_t waiting_ns       # waited since the last figure of the waits ...
     int64_t watched_ns       # ... and how long that is
@@ -125,7 +126,7 @@ cdef inline void demand_looks(
     Demand* demand, int64_t now_ns, uint64_t work_ns, uint64_t waited_ns, uint64_t held_up_ns,
     uint32_t waits, bint wants, bint holds, bint shared
 ) noexcept nogil:
-    """A sample of the hook thread. ``work_ns``: W since the process began; ``waited_ns``: of the same time, what its
+    """A sample of the hook thread. ``work_ns``: G since the process began; ``waited_ns``: of the same time, what its
     threads waited, ``held_up_ns`` of it at the gate; ``waits``: how many waits for the GPU have ended; ``wants``: the
     process has work for the GPU, or had some a moment ago; ``holds``: it has a lease; ``shared``: a shared one."""
     cdef int64_t passed_ns = now_ns - demand.looked_ns

@@ -1,4 +1,4 @@
-"""For whom a vGPU was made, and until when it stays. Pure.
+"""The request for which a vGPU was made, and until when the vGPU stays. Pure.
 
 Theory of operation
 -------------------

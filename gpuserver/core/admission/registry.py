@@ -50,7 +50,7 @@ class GpuCapacity:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who made a vGPU. ``share_gid``: group that may attach too, −1: none."""
+    """The user that made a vGPU. ``share_gid``: a group that may attach too, −1: none."""
 
     uid: int
     share_gid: int = -1
@@ -106,7 +106,7 @@ class VgpuRecord:
 
 @dataclass(frozen=True, slots=True)
 class PerUser:
-    """How many vGPUs one user may have on this GPU, and how many keys are kept for ``exempt``, who have no bound."""
+    """How many vGPUs one user may have on this GPU. ``kept``: keys for the ``exempt`` users, which have no bound."""
 
     most: int = MAX_VGPUS
     kept: int = 0
@@ -121,7 +121,7 @@ class Registry:
         self.per_user = per_user
         self.mode = mode
         self.occupied_bytes = 0
-        """What vGPUs have on the card beyond what they were promised: nobody else can be promised that."""
+        """What vGPUs have on the card beyond what they were promised. No other vGPU can be promised that."""
         self._records: dict[str, VgpuRecord] = {}
         self._packing = NO_PACKING
         """Of spatial mode, by key: of the guarantees as they were when the last change was made."""
@@ -334,8 +334,8 @@ class Registry:
         return settled(mode, changed, work, [proof.renamed(dict(enumerate(keys)))])
 
     def restore(self, records: Iterable[tuple[str, VgpuIndex, VgpuSpec, Owner, int, int | None, bool]]) -> None:
-        """What the journal remembers, keys included. It was admitted once, so it is not asked to fit again: a card that
-        lost memory to somebody else must not make vGPUs vanish."""
+        """Take in the journal's vGPUs, keys included. They were admitted once, so they need not fit again. Reason: a
+        card that lost memory to another program must not make vGPUs vanish."""
         for vgpu_id, key, spec, owner, created, expires, suspended in records:
             record = self._meaning(vgpu_id, key, spec, owner, created, expires, self.mode)
             self._records[vgpu_id] = replace(record, suspended=suspended)
@@ -386,7 +386,7 @@ class Registry:
         return key
 
     def _check_part(self, owner: Owner, free: int) -> None:
-        """Whether a user who has a bound may have one more."""
+        """Raise ``VgpuError`` if a user with a bound may have no more vGPUs."""
         most, kept = self.per_user.most, self.per_user.kept
         if sum(record.owner.uid == owner.uid for record in self) >= most:
             raise VgpuError(
@@ -504,9 +504,9 @@ def settled(
     """``records`` with the guarantees of the overcommitted ones scaled down until all can be kept, and the packing that
     keeps them, by key.
 
-    Only theirs: whoever was promised a share keeps it, whatever comes later. All of them by the same factor, the
-    largest that fits; where ``work`` does not suffice to find that, a smaller one. ``kept``: packings found before, by
-    key. The packing is not longer than any of them that serves all.
+    A vGPU without ``--overcommit`` keeps its share, whatever comes later. All overcommitted ones are scaled by the same
+    factor, the largest that fits. Where ``work`` does not suffice to find that factor, it is a smaller one. ``kept``:
+    packings found before, by key. The packing is not longer than any of them that serves all.
     """
     present = {i: r for i, r in records.items() if not r.suspended}
     soft = {i: share_of(r.spec, r.partition) for i, r in present.items() if r.spec.overcommit}

@@ -1,6 +1,6 @@
 """Programs of a vGPU that bypass the hook: when a program is one of these, and how the server responds.
 
-A program escapes its vGPU's limits by an environment without the hook, or by a library that binds to the driver alone
+A program escapes its vGPU's limits by an environment without the hook. Or a library binds to the driver alone
 (``dlmopen``, ``RTLD_DEEPBIND``, another copy of the driver). The driver lists it all the same. Its own environment, or
 that of its parents, names the vGPU that it belongs to. Without such evidence the server does nothing to it.
 

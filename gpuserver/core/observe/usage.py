@@ -86,7 +86,7 @@ class Usage:
         return 0.0
 
 
-class Turns:
+class TurnUse:
     """The last minute in which vGPUs held a GPU in turns: how much of it they held, and in how much a kernel ran."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class Turns:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """A vGPU as it is, and its use. ``seconds``, ``busy_ratio``: of ``Usage``. ``limit_ppm``: of one GPU's
-    time. ``temporal``: False: its share is one of SMs, whose use is not measured. ``wasted``: of ``Turns``."""
+    time. ``temporal``: False: its share is one of SMs, whose use is not measured. ``wasted``: of ``TurnUse``."""
 
     vgpu: str
     seconds: int

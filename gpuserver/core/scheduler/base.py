@@ -1,7 +1,4 @@
-"""What both modes are made of, and the interface that both have: events in, commands out.
-
-A mode adds its clock, its lengths and its decisions (``temporal.py``, ``spatial.py``).
-"""
+"""What both modes are made of. A mode adds its clock, its lengths and its decisions (``temporal/``, ``spatial/``)."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
 """Light and heavy vGPUs: which ones may hold a shared lease.
 
-A vGPU's *demand* is the part of its time in which it needs the GPU. Its *burst* is the work that it launches between
-two waits for the GPU (``cython_ext/logic/meter/demand.pxd``). Other vGPUs on the GPU change neither.
+A vGPU's *demand* is the part of its time in which it needs the GPU. Its *run length* (``burst`` in names) is the work
+that it launches between two waits for the GPU (``cython_ext/logic/meter/demand.pxd``). Other vGPUs change neither.
 
     not measured   treated as heavy: it takes turns
-    light          demand ≤ 0.5 and bursts ≤ 4 ms. It may hold a shared lease: the GPU's own time slicing runs light
+    light          demand ≤ 0.5 and run length ≤ 4 ms. It may hold a shared lease: the GPU's own time slicing runs light
                    vGPUs side by side, and beside heavy vGPUs
-    heavy          demand above 0.65, or bursts above 8 ms. It takes turns, for 1, 2, 4 … 60 s at least
+    heavy          demand above 0.65, or run length above 8 ms. It takes turns, for 1, 2, 4 … 60 s at least
 
-A trainer launches whole steps without waiting, so its bursts are long, whatever part of the time its host needs.
+A trainer launches whole steps without waiting, so its run length is long, whatever part of the time its host needs.
 Between the two thresholds a vGPU keeps its kind. A vGPU that becomes heavy again has to stay so for longer each time,
 so that a program whose demand varies does not flap: every change costs the others a hand-over. After a minute as a
 light vGPU that time is short again.
@@ -44,7 +44,7 @@ class Kind:
     """Its demand while no vGPU shared. Reason: others' time slices make the demand of a trainer seem lower."""
     burst_ns: int = 0
     brief: bool = False
-    """Its bursts are short, whatever its demand is. Its leases may then be short, too (``eevdf.py``)."""
+    """Its run length is short, whatever its demand is. Its leases may then be short, too (``eevdf.py``)."""
     work_ns: int = 0
     """GPU time that all its launches took by themselves. A lower value than before: one of its processes has ended."""
     since_ns: int = 0

@@ -1,6 +1,6 @@
-"""The scheduler's interface: events in, commands out. Times are CLOCK_MONOTONIC nanoseconds.
+"""The words between runtime and scheduler: events, commands, accounts. Times are CLOCK_MONOTONIC nanoseconds.
 
-The scheduler (``temporal.py``, ``rounds.py``) never does I/O. The runtime turns the native dispatcher's reports into
+The scheduler (``temporal/``, ``spatial/``) never does I/O. The runtime turns the native dispatcher's reports into
 events, and hands the commands back to the dispatcher, which executes them in microseconds. The dispatcher writes leases
 into the grants pages. It gives GO when the predecessors of a lease have drained or its ``go_by_ns`` has passed.
 """

@@ -25,7 +25,7 @@ class Policy:
     period_max_ns: int = 200 * MILLISECOND
     """P does not grow beyond this."""
     period_short_ns: int = 24 * MILLISECOND
-    """P if each vGPU that takes turns has short bursts. A decoder's step waits for the other turns."""
+    """P if each vGPU that takes turns has a short run length. A decoder's step waits for the other turns."""
     handover_loss_ppm: int = 7_000
     """P grows until hand-overs cost no more than this part of the time."""
     period_hold_ns: int = SECOND

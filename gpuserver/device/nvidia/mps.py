@@ -41,6 +41,8 @@ class NvidiaMpsDaemon:
 
     most_processes: Final = MOST_PROCESSES
 
+    client_priority = staticmethod(client_priority)
+
     def __init__(self, uuid: str, directories: MpsDirectories, *, multi_user: bool) -> None:
         self.directories = directories
         self._servers: frozenset[Process] = frozenset()

@@ -9,7 +9,7 @@ from typing import Final
 
 from client_hook import interpreter
 from gpuserver.device.base import MpsDirectories, PartitionerStatus
-from gpuserver.device.nvidia.mps import COMMAND_S, MOST_PROCESSES, runs
+from gpuserver.device.nvidia.mps import COMMAND_S, MOST_PROCESSES, client_priority, runs
 from gpuserver.device.simulated import mps_process
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
@@ -19,6 +19,8 @@ class SimulatedMpsDaemon:
     """A process that stands for daemon and server (``mps_process``); a marker in the pipe directory names it."""
 
     most_processes: Final = MOST_PROCESSES
+
+    client_priority = staticmethod(client_priority)
 
     def __init__(self, directories: MpsDirectories) -> None:
         self.directories = directories

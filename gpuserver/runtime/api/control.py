@@ -1,5 +1,5 @@
 """The requests that a GPU Server answers, and their links. Only the server's own user reaches its socket. The uid of a
-request is the one that the kernel told the node."""
+request is the one that the kernel reported to the node."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import trio
 from pydantic import BaseModel, ValidationError
 
 from gpuserver.core.admission.registry import Owner
-from gpuserver.core.observe.usage import Turns, advise
+from gpuserver.core.observe.usage import TurnUse, advise
 from gpuserver.core.scheduler.interface import make_scheduler
 from gpuserver.core.scheduler.leases import AccountSnapshot
 from gpuserver.runtime.api.readings import (
@@ -358,7 +358,7 @@ class Control:
             return
         async with self._mps.lifecycle_lock:
             self._check_mode(wanted)
-            enter = partial(enter_mode, state.daemon, state.facts, state.capabilities)
+            enter = partial(enter_mode, state.partitioner, state.facts, state.capabilities)
             mode, reason = await trio.to_thread.run_sync(enter, choice)
             try:
                 self._check_mode(mode)  # a process may have attached meanwhile
@@ -368,7 +368,7 @@ class Control:
                 raise
             state.registry.set_mode(mode)
             state.mode, state.mode_reason = mode, reason
-            state.turns = Turns()
+            state.turn_use = TurnUse()
         shares = {record.key: record.share for record in state.registry}
         for vgpu in state.vgpus.values():
             vgpu.published_share = state.registry[vgpu.record.vgpu_id].share
@@ -452,11 +452,12 @@ class Control:
             book = vgpu.closed or state.tokens.parked_account(vgpu.record.key)
             assert book is not None
             statement = statement_of(vgpu.record, book)
-        rates = state.window.rates(now_ns, statement)
+        rates = state.rate_window.rates(now_ns, statement)
         warnings = warnings_on(
             vgpu,
             state.registry,
             self._mps.reason,
+            state.partitioner.client_priority(vgpu.record.spec.priority),
             simulated=state.settings.simulated,
             least_context_bytes=self._memory.least_context_bytes,
         )
@@ -469,7 +470,7 @@ class Control:
             processes=tuple(self._processes(vgpu)),
             gpu=self._gpu(self._readings()),
             notes=notes_on(vgpu.record, state.mode),
-            advice=advise(seen_of(vgpu, state.usage, state.mode, state.facts.index, state.turns)),
+            advice=advise(seen_of(vgpu, state.usage, state.mode, state.facts.index, state.turn_use)),
         )
 
     def _processes(self, vgpu: Vgpu) -> list[ProcessReading]:

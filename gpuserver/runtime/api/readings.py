@@ -10,10 +10,9 @@ from typing import Final, Literal
 
 from cython_ext.readings import MEMORY_KINDS, SlotReading, SlotState
 from gpuserver.core.admission.registry import VgpuRecord
-from gpuserver.core.observe.usage import Seen, Turns, Usage
+from gpuserver.core.observe.usage import Seen, TurnUse, Usage
 from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, ServiceTotals
 from gpuserver.core.states.migration import Step
-from gpuserver.device.nvidia.mps import client_priority
 from gpuserver.runtime.memory.outside import UnmanagedProcess
 from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.rates import Rates
@@ -61,15 +60,15 @@ def statement_of(record: VgpuRecord, book: AccountState) -> AccountSnapshot:
 
 
 def owed_ns(statement: AccountSnapshot) -> int:
-    """Time that nobody wants is not saved up: what counts on for a vGPU that wants nothing is cut as it wakes
-    (docs/scheduling.md). Debt stays."""
+    """The GPU time that the vGPU is owed. A vGPU that wants nothing saves up no time (docs/scheduling.md). Its debt
+    stays."""
     return statement.lag_ns if statement.wants else min(0, statement.lag_ns)
 
 
 def vgpu_reading(
     vgpu: Vgpu, place: GpuPlace, statement: AccountSnapshot, rates: Rates, now_ns: int, warnings: tuple[str, ...] = ()
 ) -> VgpuStatus:
-    """What the node tells of one vGPU now: its record, its place in the schedule, and what its processes claim."""
+    """What the node reports of one vGPU now: its record, its place in the schedule, and what its processes claim."""
     record, slots, counts = vgpu.record, vgpu.slots, vgpu.show_counts()
     served = vgpu.show_served(ServiceTotals(statement.held_ns, statement.busy_ns, statement.tokens))
     implicit = vgpu.grants.implicit_bytes
@@ -157,9 +156,9 @@ def peak_bytes(vgpu: Vgpu) -> int:
     return vgpu.implicit_peak_bytes + bounded(sum(slot.peak_bytes for slot in vgpu.slots))
 
 
-def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turns: Turns) -> Seen:
-    """What there is to conclude a size from. Of what stands still the driver shows less than it needs, and after a
-    restart nobody knows how much less."""
+def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turn_use: TurnUse) -> Seen:
+    """The figures from which ``advise`` derives a size. The driver shows less memory for a suspended vGPU than the vGPU
+    needs. After a restart of the server the difference is not known."""
     record = vgpu.record
     return Seen(
         vgpu=record.spec.name or record.vgpu_id,
@@ -171,12 +170,12 @@ def seen_of(vgpu: Vgpu, usage: Usage, mode: Mode, gpu_index: int, turns: Turns) 
         memory_limit_bytes=record.memory_limit_bytes,
         memory_refusals=vgpu.refusals,
         gpu_index=gpu_index,
-        wasted=turns.wasted(),
+        wasted=turn_use.wasted(),
     )
 
 
 def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: MemoryWatch) -> ProcessReading:
-    """What the node tells of one process."""
+    """What the node reports of one process."""
     name = vgpu.record.vgpu_id, slot.pid
     return ProcessReading(
         vgpu_id=vgpu.record.vgpu_id,
@@ -212,7 +211,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: Memor
 
 
 def outside_process(outsider: UnmanagedProcess, gpu_index: int) -> OutsideProcess:
-    """What the node tells of a process that is in no vGPU."""
+    """What the node reports of a process that is in no vGPU."""
     return OutsideProcess(
         gpu_index=gpu_index,
         pid=outsider.process.pid,
@@ -234,6 +233,7 @@ def warnings_on(
     vgpu: Vgpu,
     records: Iterable[VgpuRecord],
     mps_reason: str,
+    client_priority: str,
     *,
     simulated: bool = True,
     least_context_bytes: int | None = None,
@@ -241,6 +241,7 @@ def warnings_on(
     """What does not hold for this vGPU just now, though it was asked for, and what is dangerous.
 
     ``records``: of all vGPUs of the GPU. ``mps_reason``: why there is no MPS daemon, "" if there is one.
+    ``client_priority``: CUDA_MPS_CLIENT_PRIORITY of the vGPU's new processes.
     """
     record = vgpu.record
     memory = warnings_on_use(vgpu)
@@ -259,11 +260,11 @@ def warnings_on(
         if sms and abs(sms - fresh) >= SM_STEP:
             text = f"{counted(count, 'process')} started with {sms} SMs and will keep them for life (MPS)"
             warnings.append(f"{text}; new ones get {fresh}. Time shares, limits and priority hold for all at once.")
-    level = client_priority(record.spec.priority)
     for was, count in sorted(Counter(planned.client_priority for planned in vgpu.planned.values()).items()):
-        if was not in {"", level}:
+        if was not in {"", client_priority}:
             text = f"{counted(count, 'process')} started as MPS clients of {_LEVELS[was]} priority, for life"
-            warnings.append(f"{text}; new ones are of {_LEVELS[level]} priority. Who has leases first holds for all.")
+            fresh_level = _LEVELS[client_priority]
+            warnings.append(f"{text}; new ones are of {fresh_level} priority. The order of leases holds for all.")
     smaller = Counter(planned.memory_bytes for planned in vgpu.planned.values())
     for size, count in sorted(smaller.items()):
         if 0 < size < record.most_per_process_bytes:
@@ -350,8 +351,8 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
     if record.spec.idle_suspend_ns:
         idle = format_duration(record.spec.idle_suspend_ns)
         notes.append(
-            f"When nobody has used it for {idle} it is suspended, until one of its programs wants the GPU. What it was "
-            "promised stays promised."
+            f"When no program has used it for {idle} it is suspended, until one of its programs wants the GPU. "
+            "What it was promised stays promised."
         )
     if mode is Mode.SPATIAL:
         assert record.partition is not None
@@ -365,7 +366,7 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
         if record.spec.priority is PriorityName.LOW:
             notes.append(
                 "Of low priority: where its processes share SMs with others, MPS takes the others' blocks first. A "
-                "process keeps for its life what it was started with; who gets leases first changes at once."
+                "process keeps for its life what it was started with; the order of leases changes at once."
             )
         if record.spec.burst:
             notes += [

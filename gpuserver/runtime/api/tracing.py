@@ -27,10 +27,10 @@ from vgpu.share import Mode
 from vgpu.units import counted
 
 READ_S: Final = 0.02
-"""Between two looks at the rings: a process may note 25,000 records a second before some are overwritten."""
+"""Between two readings of the rings. A process may note 25,000 records a second before some are overwritten."""
 TELL_S: Final = 0.1
 LINGER_S: Final = 0.12
-"""After the end: hooks look every 50 ms at the least for what has been running for long."""
+"""After the end: hooks poll long kernels every 50 ms at least."""
 LAG_S: Final = 0.1
 MOST_RECORDS: Final = 50_000
 CHUNK_RECORDS: Final = 2_000
@@ -109,7 +109,7 @@ class _Recording:
             self._look()
 
     def chunk(self) -> TraceChunk:
-        """What there is to tell."""
+        """The records since the last chunk."""
         records, lost = self._recorder.take(CHUNK_RECORDS)
         self.done = self._lingered() and not self._recorder.waiting
         return TraceChunk(

@@ -93,7 +93,7 @@ class TokenLoop:
         self._on_decision: Callable[[], None] = lambda: None
 
     def on_decision(self, call: Callable[[], None]) -> None:
-        """``look`` is called after every decision."""
+        """``call`` is called after every decision."""
         self._on_decision = call
 
     # --- vGPUs arrive, change and leave

@@ -53,7 +53,8 @@ log = get_logger(__name__)
 
 ADMIT_S: Final = 30.0
 """A broker that has not opened its socket by then will not."""
-RETURN_S: Final = 10.0  # a broker of the server before us knocks within RECONNECT_S[1] of its link's end
+RETURN_S: Final = 10.0
+"""A broker of the last server reconnects within 0.1 s (vgpu/broker/runtime.py, RECONNECT_S)."""
 LONGEST_PAUSE_S: Final = 5.0
 AWAY_S: Final = 0.05
 NO_MEANS_S: Final = 1.0
@@ -125,7 +126,7 @@ class Brokers:
         door = self._paths.broker_socket(vgpu_id)
         door.parent.mkdir(mode=0o711, parents=True, exist_ok=True)
         door.parent.chmod(0o711)  # a server of before may have had another umask
-        with suppress(OSError):  # its broker looks elsewhere; root in a container may have put anything there
+        with suppress(OSError):  # its broker uses another path; root in a container may have put anything there
             self._paths.old_vgpu_server(vgpu_id).unlink(missing_ok=True)
         self.claim(vgpu)
         order = Order(
@@ -152,7 +153,7 @@ class Brokers:
         self._place(link)
         old = self._paths.old_vgpu_server(vgpu.record.vgpu_id)
         with suppress(OSError):
-            if old.is_symlink():  # of a broker that an older release started, and that looks nowhere else
+            if old.is_symlink():  # of a broker that an older release started, and that knows no other path
                 self._place(old)
 
     def _place(self, link: Path) -> None:
@@ -293,7 +294,7 @@ class Brokers:
 
     @staticmethod
     def _report(vgpu: Vgpu, member: Member) -> Attached:
-        """What its broker was told of a process, or has told."""
+        """The process as its broker reported it, or as the server reported it to the broker."""
         planned = vgpu.planned.get(member.slot, NOT_PLANNED)
         return Attached(
             slot=member.slot,
@@ -332,7 +333,7 @@ class Brokers:
                 raise ProtocolError("a broker registered twice on one link")
 
     async def tell(self, vgpu: Vgpu, message: Message) -> bool:
-        """Whether the broker of ``vgpu`` was there to be told; a new link begins with the whole state anyway."""
+        """Send ``message`` to the vGPU's broker. False: there is no link. A new link begins with the whole state."""
         if vgpu.link is None:
             return False
         try:
@@ -367,8 +368,8 @@ class Brokers:
 
     async def dismiss(self, vgpu: Vgpu, *, removed: bool) -> None:
         """``removed``: the broker leaves at once. Else it leaves unless processes are attached, and stays for them."""
-        told = await self.tell(vgpu, Stop(removed=removed))
-        if removed and not told:
+        sent = await self.tell(vgpu, Stop(removed=removed))
+        if removed and not sent:
             send(vgpu.broker, signal.SIGTERM)
 
 

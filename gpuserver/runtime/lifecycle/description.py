@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from gpuserver.core.admission.registry import VgpuRecord
-from gpuserver.device.nvidia.mps import client_priority
 from gpuserver.runtime.state import GpuState
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.broker.places import keep_places
@@ -27,15 +26,15 @@ def describe(state: GpuState, vgpu: Vgpu) -> Adopt:
         gpu_uuid=state.facts.uuid,
         simulated=state.settings.simulated,
         sm_percent=record.spec.compute_ratio * 100,
-        mps_pipe_directory=str(state.daemon.directories.pipe) if spatial else "",
-        mps_log_directory=str(state.daemon.directories.log) if spatial else "",
+        mps_pipe_directory=str(state.partitioner.directories.pipe) if spatial else "",
+        mps_log_directory=str(state.partitioner.directories.log) if spatial else "",
         mps_active_thread_percentage=record.partition.percent_text if limited and record.partition else "",
         # The only device that the daemon shows is number 0, whatever the GPU's index.
         mps_pinned_memory_limit=f"0={record.most_per_process_bytes >> 20}M" if spatial else "",
-        mps_client_priority=client_priority(record.spec.priority) if spatial else "",
+        mps_client_priority=state.partitioner.client_priority(record.spec.priority) if spatial else "",
         sm_planned=sms_planned(record),
         memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
-        most_processes=state.daemon.most_processes if spatial else 0,
+        most_processes=state.partitioner.most_processes if spatial else 0,
         suspended=vgpu.quiesced and not vgpu.idle_suspended,
         places=vgpu.published_places,
     )
@@ -46,7 +45,7 @@ def kept_places(state: GpuState) -> tuple[tuple[int, int], ...]:
     granted = {vgpu.record.key: vgpu.record.partition for vgpu in state.vgpus.values()}
     shares = {key: partition.percent / 100 for key, partition in granted.items() if partition is not None}
     percent_kept = state.settings.limits.mps_places_kept_percent
-    return tuple(keep_places(state.daemon.most_processes, shares, percent_kept).items())
+    return tuple(keep_places(state.partitioner.most_processes, shares, percent_kept).items())
 
 
 def sms_planned(record: VgpuRecord) -> int:

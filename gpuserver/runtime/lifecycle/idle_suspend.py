@@ -122,7 +122,7 @@ class IdleSuspension:
                 watch.tried_ns = time.monotonic_ns()
                 return
             watch.failures, vgpu.suspend_error = 0, ""
-            # What was heard meanwhile was the end of its work; a want that has come since is there still.
+            # The last report was the end of its work. A want that has come since is still set.
             watch.used_ns = watch.dozed_ns = time.monotonic_ns()
 
     def _record(self, vgpu: Vgpu, reason: str) -> None:

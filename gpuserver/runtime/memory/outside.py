@@ -48,7 +48,7 @@ def outsiders(by_pid: Mapping[int, int], inside: Iterable[int], mps_pid: int | N
 
 
 def describe(pid: int, memory_bytes: int) -> UnmanagedProcess:
-    """What /proc tells of it without a look at its memory."""
+    """What /proc shows of the process without reading its memory."""
     began, uid, command = 0, -1, ""
     with suppress(ProcessLookupError, OSError):
         began = start_time(pid)
@@ -66,10 +66,10 @@ def parent_of(pid: int) -> int:
 
 def sentence(outsider: UnmanagedProcess) -> str:
     """For people."""
-    who = f"process {outsider.process.pid}"
+    named = f"process {outsider.process.pid}"
     if outsider.command:
-        who += f" ({outsider.command}, uid {outsider.uid})"
-    return f"{who} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
+        named += f" ({outsider.command}, uid {outsider.uid})"
+    return f"{named} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
 
 
 def unhooked_by_pid(implicit: Mapping[int, int], used_bytes: int, limit_bytes: int) -> dict[int, int]:

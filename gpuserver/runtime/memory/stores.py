@@ -1,12 +1,12 @@
 """Host memory for what is away from the card: a store for each user of swapped vGPUs, made and first touched here.
 
-So the server's own cgroup pays for it, and one limit holds for all of it. Not one for all users: a store is mapped
-whole by every process that uses it. What it has got it keeps for as long as its user has programs, since they have it
-pinned, which takes longer than any copy; so nobody owns what only another user's store could have room for
+So the server's own cgroup pays for it, and one limit holds for all of it. Each user has a store, because every process
+that uses a store maps all of it. A store keeps its memory while its user has programs: they have the memory pinned, and
+pinning takes longer than any copy. So no vGPU may own memory for which only another user's store has room
 (``gpuserver/core/states/residency.py::spare_bytes``).
 
-Whose a block is its owner writes (cython_ext/logic/memory/store.pxd). It is taken from whoever has ended, once the
-driver has let that process go: until then the GPU may still be copying.
+A process writes its name into each block that it owns (cython_ext/logic/memory/store.pxd). The server takes the blocks
+of a process that has ended once the driver has released the process. Until then the GPU may still be copying.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from vgpu.protocol.peer import is_running, start_time
 log = get_logger(__name__)
 
 GROW_BYTES: Final = 256 << 20
-"""As much at a time: who waits for it goes on meanwhile."""
+"""A store grows by so much at a time, so a process that waits for a part of it can go on."""
 TOUCHING_THREADS: Final = max(1, min(8, (os.cpu_count() or 1) // 4))
 """One clears 3.5 GB a second, the card delivers 50."""
 HOST_LEAST_BYTES: Final = 1 << 30
 """So much of the host's memory is left to others."""
 SWEEP_MOST: Final = 64
-"""As many names of owners are looked at in a sweep: a tenant may write any number of them."""
+"""A sweep checks so many names of owners: a tenant may write any number of them."""
 USED_UP: Final = "the host memory for what is away is used up: vgpuctl serve --host-memory gives more"
 _CGROUPS: Final = Path("/sys/fs/cgroup")
 
 
 @dataclass(frozen=True, slots=True)
 class RetiredStore:
-    """A store that nobody is given any more, which ``programs`` may have mapped and pinned."""
+    """A store that no process gets any more. ``programs`` may have it mapped and pinned."""
 
     store: StorePage
     programs: Sequence[Process]
@@ -50,8 +50,8 @@ class RetiredStore:
 
 @dataclass(slots=True)
 class ReclaimPass:
-    """Of a store. ``begin``: the block to look from the next time. ``ended``: owners that were found to have, and how
-    many readings of the driver there were by then."""
+    """The sweeps of one store. ``begin``: the block at which the next sweep begins. ``ended``: owners that have ended,
+    each with the number of readings of the driver until then."""
 
     begin: int = 0
     ended: dict[Process, int] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Stores:
 
     @property
     def host(self) -> HostMemory:
-        """For whoever decides what may be away."""
+        """The limits by which the server decides what may be away."""
         dropped = sum(d.store.ready * STORE_BLOCK_BYTES for d in self._dropped if not d.store.closed)
         return HostMemory(self.limit_bytes - dropped, {uid: self._ready_bytes_of(uid) for uid in self._stores})
 
@@ -147,9 +147,9 @@ class Stores:
         return ""
 
     async def give_back(self, busy: Container[int]) -> None:
-        """To the host, what users have got of it who have no programs, and what stores have that are not handed out any
-        more, as soon as nothing is in them. ``busy``: who may have programs in a vGPU. A program that was not away
-        since its server and broker died has such a store of before pinned until it leaves."""
+        """Give empty stores back to the host: those of users without programs, and those that no process gets any more.
+        ``busy``: users that may have programs in a vGPU. A program that was on the card when its server and broker died
+        has a store of that time pinned until it leaves."""
         for uid, stores in list(self._stores.items()):
             pinned = uid in busy or any(is_running(program) for program in self._left.get(uid, ()))
             for store in stores[:-1] if pinned else list(stores):
@@ -165,15 +165,16 @@ class Stores:
             except OSError as error:
                 log.warning("host memory is not given back", reason=str(error))
 
-    # --- who has it
+    # --- owners of blocks
 
     def release(self, process: Process) -> None:
-        """It has ended, or its program was replaced, and the driver has let it go."""
+        """The process has ended, or its program was replaced, and the driver has released it."""
         for store in self._everything():
             store.give_back([(process.pid, process.start_time)])
 
     def sweep(self, readings: int, shown: Container[int]) -> None:
-        """Also those whose end nobody has told. ``readings``: of the driver so far; ``shown``: pids in the last one."""
+        """Take blocks of processes whose end no broker has reported, too. ``readings``: of the driver so far.
+        ``shown``: pids in the last one."""
         self._close_dropped()
         self._sweeps = {store: self._sweeps.get(store, ReclaimPass()) for store in self._everything()}
         for store, sweep in self._sweeps.items():

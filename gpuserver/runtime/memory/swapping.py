@@ -44,11 +44,11 @@ CALM_S: Final = 0.1  # while each vGPU has what it wants
 ROOM_S: Final = 60.0
 STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
-STOPPED_S: Final = 0.5  # ... and where a program was stopped at every look
+STOPPED_S: Final = 0.5  # ... and where a program was stopped at every reading
 ANSWER_S: Final = 1.0  # a vGPU that has not begun to come by then is passed over
 TAKE_NS: Final = 3_000_000_000  # so is one that has not taken what there is room for
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
-AGAIN_NS: Final = 5_000_000_000  # what is not where it is to be is not looked at again before
+AGAIN_NS: Final = 5_000_000_000  # a program that is in the wrong place is not checked again before
 
 
 class Swapping:
@@ -94,7 +94,7 @@ class Swapping:
     async def make_room(self) -> None:
         """After a promise: wait until the vGPUs that are in its way have left the card."""
         with trio.move_on_after(ROOM_S):
-            while self._taken_bytes > max(0, self.room_bytes):  # noqa: ASYNC110  a page tells nobody that it has changed
+            while self._taken_bytes > max(0, self.room_bytes):  # noqa: ASYNC110  a changed page wakes no task
                 await trio.sleep(LOOK_S)
 
     @property
@@ -165,7 +165,7 @@ class Swapping:
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare[tenant.key])
         self._admit()
-        # Nobody tells when one that is away is needed.
+        # No event reports that a vGPU that is away is needed.
         changes = any(t.waits or t.moving or not t.resident for t in seen)
         return changes or any(not place.settled for place in self._places.values())
 
@@ -250,7 +250,7 @@ class Swapping:
     # --- moving
 
     def _begin(self, vgpu: Vgpu, place: SwapState, *, on_card: bool, after: Answer | None = None) -> Answer:
-        """``after``: of whoever it leaves for; if that does not come, it stays."""
+        """``after``: the answer of the vGPU for which it leaves. If that vGPU does not come, it stays."""
         place.moving, place.leaves = True, not on_card
         place.answer = Answer()
         if on_card:
@@ -337,7 +337,8 @@ class Swapping:
         return "" if away else [*lacks, "work that is queued waits for the host, or a program was stopped"][0]
 
     def _tell_stuck(self, vgpu: Vgpu, place: SwapState, reason: str) -> str:
-        place.failures = max(place.failures, 2)  # who has just said why is not asked again for some seconds
+        # Its programs have answered: for some seconds they are not asked again.
+        place.failures = max(place.failures, 2)
         place.defer()
         self._state.record_event(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
@@ -389,7 +390,7 @@ class Swapping:
     async def _begins_to_come(self, vgpu: Vgpu) -> bool:
         with trio.move_on_after(ANSWER_S):
             while any(slot.where == Where.AWAY or stands(slot) for slot in astray(vgpu, Where.RESIDENT)):  # noqa: ASYNC110
-                await trio.sleep(PASS_S / 4)  # a page tells nobody that it has changed
+                await trio.sleep(PASS_S / 4)  # a changed page wakes no task
             return True
         return False
 
@@ -397,7 +398,7 @@ class Swapping:
         """Whether all its programs get there, those that are attaching included once they are there."""
         stuck = Where.STUCK if where is Where.AWAY else Where.KEPT_AWAY
         at, since = vgpu.away_bytes, trio.current_time()
-        moved = since  # or nobody was stopped
+        moved = since  # or no program was stopped
         while not vgpu.removed.is_set():
             missing = astray(vgpu, where)
             if not missing:
@@ -438,7 +439,7 @@ def astray(vgpu: Vgpu, where: Where) -> list[SlotReading]:
 
 
 def stands(slot: SlotReading) -> bool:
-    """Stopped, or looked at just as whoever traces it had stopped it for a moment."""
+    """Stopped, or read at a moment when a tracer had stopped it."""
     return is_stopped(process_of(slot))
 
 

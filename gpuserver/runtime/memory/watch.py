@@ -1,9 +1,10 @@
-"""The driver's word on memory against our books: NVML read per process, implicit memory charged, the dead released.
+"""Compares the driver's figures for memory with the ledgers. It charges implicit memory and releases the dead.
 
-Implicit memory (contexts, modules, stacks) cannot be refused; it is what NVML shows for a process beyond what its
-ledger says, and narrows what the vGPU may still allocate. Who has made a context asks for a look, and waits until the
-page says that there was one. A dead process's memory is released when the driver shows it
-no more: read every 10 ms for as long as somebody waits for that, else once a second.
+Implicit memory (contexts, modules, stacks) cannot be refused. It is what NVML shows for a process beyond the process's
+ledger, and it narrows what the vGPU may still allocate. A program with a new context requests a reading, and waits
+until the page shows that there was one. The memory of a dead process is released once the driver no longer shows the
+process. The watch reads NVML every 10 ms while a program waits for a reading or a dead process holds memory, else once
+a second.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ log = get_logger(__name__)
 CALM_S: Final = 1.0
 FRESH_S: Final = 0.1  # after an attach: its contexts and modules appear now
 FRESH_FOR_S: Final = 3.0
-URGENT_S: Final = 0.01  # nor is the driver asked more often than that, whoever wants it
+URGENT_S: Final = 0.01  # the watch asks the driver no more often than that
 URGENT_FOR_S: Final = 2.0  # a driver that takes longer to let go (large memory) is asked less often
 WAITED_S: Final = 1.0  # so long a program waits for its context to be charged (hook/memory/implicit.pyx)
 ASK_AGAIN_S: Final = 1.0  # a broker that was asked to release answers within milliseconds, or was replaced
 BACK_S: Final = 15.0
-"""Programs whose server and broker both died knock once a second, until they are let in again; on a machine that is
-busy they took ten. No process is called an outsider before."""
+"""Programs whose server and broker both died try to attach once a second. On a busy machine they took ten seconds.
+Until then the watch reports no process as an outsider."""
 AGAIN_S: Final = 0.02  # after a reading during which something was allocated or freed; doubled if it is again
 FALL_S: Final = 0.5  # a driver that gives much memory back passes through every lower figure on its way
 REFRESH_S: Final = 1.0
@@ -72,9 +73,10 @@ class Fall:
 
 
 class MemoryWatch:
-    """``latest`` is the last reading; ``implicit`` the last figure per (vGPU id, pid), ``drift`` what its ledger says
-    beyond the driver's, where that is much, ``outside`` who is in no vGPU. ``notice`` is told of the latter two, once:
-    kind of event, vGPU, sentence, pid. ``judge`` gets everybody outside after each reading, and who is inside."""
+    """``latest`` is the last reading. ``implicit`` has the last figure per (vGPU id, pid). ``drift`` has what a ledger
+    says beyond the driver's figure, where that is much. ``outside`` has the processes in no vGPU. ``notice`` records an
+    event about each of the latter two, once: kind, vGPU, sentence, pid. ``judge`` gets the processes outside and those
+    inside after each reading."""
 
     def __init__(
         self,
@@ -102,9 +104,9 @@ class MemoryWatch:
         self._judge = judge
         self._inside: dict[int, str] = {}
         self._suspects: frozenset[Process] = frozenset()
-        """Seen outside in the last reading: a process that attaches just now may be, in one."""
+        """Outside in the last reading. A process that attaches at that moment may be outside in one reading."""
         self._doubted: frozenset[tuple[str, int]] = frozenset()
-        """Whose ledger said too much in the last reading."""
+        """The processes whose ledger said too much in the last reading."""
         self.latest = NO_USE
         self.readings = 0
         """Of the driver, since this server began."""
@@ -113,7 +115,7 @@ class MemoryWatch:
         """The least that a program took beside what it allocated, twice in a row: its context. 0: none was seen."""
         self.drift: dict[tuple[str, int], int] = {}
         self._unhooked: dict[tuple[str, int], bool] = {}
-        """Of hooked processes with memory past the hook in the last reading: whether that was told."""
+        """Hooked processes with memory past the hook in the last reading: whether an event has reported that."""
         self.outside: tuple[UnmanagedProcess, ...] = ()
         self._past_read: dict[tuple[str, int], int] = {}
         self._read: dict[tuple[str, int], int] = {}
@@ -139,7 +141,7 @@ class MemoryWatch:
         self._wake.set()
 
     def died(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
-        """Watch for the driver to let go. True if that was news: a broker repeats what was not answered."""
+        """Watch until the driver releases the process. False: known already. A broker repeats an unanswered message."""
         known = self._dead.get((vgpu.record.vgpu_id, slot))
         if known is not None and known.process == process:
             return False
@@ -148,7 +150,7 @@ class MemoryWatch:
         return True
 
     def reaped(self, vgpu: Vgpu, slot: int) -> Process | None:
-        """Its broker has given the slot back. Whose it was, if that is news."""
+        """The broker has given the slot back. Returns the slot's process; None: known already."""
         dead = self._dead.pop((vgpu.record.vgpu_id, slot), None)
         return None if dead is None else dead.process
 
@@ -206,7 +208,7 @@ class MemoryWatch:
         self._uncertain = False
         for vgpu in self._vgpus():
             vgpu_id = vgpu.record.vgpu_id
-            if not vgpu.quiesced:  # of what stands still the driver shows nothing
+            if not vgpu.quiesced:  # the driver shows nothing of suspended processes
                 mine = {slot.pid for slot in after[vgpu_id].slots}
                 vgpu.driver_bytes = {pid: amount for pid, amount in self.latest.by_pid.items() if pid in mine}
             earlier, later = before.get(vgpu_id, NO_LEDGER), after[vgpu_id]
@@ -221,14 +223,14 @@ class MemoryWatch:
         self._find_outsiders([*before.values(), *after.values()])
 
     def _answer_blindly(self, before: Mapping[str, Ledger], begun_ns: int) -> None:
-        """The driver has failed twice in a row: what it would show nobody need wait for. What is known counts on."""
+        """The driver has failed twice in a row, so no program waits for a reading. The last figures still count."""
         for vgpu in self._vgpus():
             vgpu.driver_bytes = None
             if before.get(vgpu.record.vgpu_id, NO_LEDGER).known:
                 vgpu.grants.implicit_ns = begun_ns
 
     def _tell_drift(self, doubted: Mapping[tuple[str, int], int]) -> None:
-        """Of who was doubted before, too."""
+        """Report processes that the last two readings doubted."""
         known, self.drift = self.drift, {name: doubted[name] for name in doubted.keys() & self._doubted}
         self._doubted = frozenset(doubted)
         for vgpu in self._vgpus():
@@ -238,7 +240,7 @@ class MemoryWatch:
                     self._notice(EventType.DRIFT, vgpu, text, pid)
 
     def _tell_unhooked(self) -> None:
-        """Once of each, in the second reading that shows it. It is reported alone: such a process is in its vGPU."""
+        """Report each process once, in the second reading that shows it. No more happens to it: it is in its vGPU."""
         before, self._unhooked = self._unhooked, {}
         for vgpu in self._vgpus():
             vgpu_id, used, limit = vgpu.record.vgpu_id, vgpu.used_bytes, vgpu.record.memory_limit_bytes
@@ -250,12 +252,12 @@ class MemoryWatch:
                     self._notice(EventType.UNMANAGED, vgpu, unhooked_sentence(pid, amount, used, limit), pid)
 
     def _find_outsiders(self, ledgers: Sequence[Ledger]) -> None:
-        """While a broker is away nobody knows who is in its vGPU, nor at first who comes back: then nothing is said."""
+        """Report nothing while a broker is away or has just come back: the list of its processes is incomplete."""
         if trio.current_time() < self._back_by or any(not ledger.known for ledger in ledgers):
             return
         inside = {slot.pid for ledger in ledgers for slot in ledger.slots}
         self._inside = {slot.pid: vgpu.record.vgpu_id for vgpu in self._vgpus() for slot in vgpu.slots}
-        # Those too that the journal knows, and that have not come back to a new broker yet.
+        # Processes in the journal count, too: they may not have come back to a new broker yet.
         inside |= {process.pid for vgpu in self._vgpus() for process in vgpu.programs}
         found = outsiders(self.latest.by_pid, inside, self._mps_pid())
         known = {outsider.process for outsider in self.outside}
@@ -276,13 +278,13 @@ class MemoryWatch:
         return min(again_s, FRESH_S if self._dead or now < self._fresh_until else CALM_S)
 
     def _alive_by_proc(self) -> dict[int, int]:
-        """Without NVML, what /proc knows: who still exists. No figures, so nothing is charged."""
+        """Without NVML, the dead processes that /proc still shows. Without figures nothing is charged."""
         return {dead.process.pid: 0 for dead in self._dead.values() if is_alive(dead.process)}
 
     def _charge_implicit(self, vgpu: Vgpu, earlier: Ledger, later: Ledger, past: Mapping[tuple[str, int], int]) -> bool:
-        """Whether all that the driver showed is charged. Where something was allocated or freed while it was asked, its
-        figure is of neither ledger: what is known already counts on, as far as either ledger allows, and the driver is
-        asked again soon. Of whoever stands in the middle of that no other reading would tell more."""
+        """Whether all that the driver showed is charged. If a program allocated or freed during the reading, the figure
+        fits neither ledger. Then the last figure still counts, as far as either ledger allows, and another reading
+        follows soon. A process that is stopped in the middle of an allocation gets no better reading."""
         vgpu_id = vgpu.record.vgpu_id
         by_pid = implicit_by_pid(later.slots, self.latest.by_pid)
         exact = rests = earlier.rests_until(later)
@@ -308,8 +310,8 @@ class MemoryWatch:
         return exact and all(self.implicit[vgpu_id, pid] >= amount for pid, amount in by_pid.items())
 
     def _confirmed(self, name: tuple[str, int], amount: int, known: int, rests: bool) -> int:
-        """More than is known counts at once beside a ledger at rest, else as far as two readings in a row say so: one
-        at a peak that was over before the ledger was read says too much.
+        """A higher figure counts at once if the ledger is at rest, else as far as two readings in a row agree. Reason:
+        a single reading may fall on a peak that was over before the ledger was read.
 
         Less counts once every reading of ``FALL_S`` has said so. Between a free and its entry the ledger says too much,
         and the driver needs up to a second to give tens of GiB back. A process of which the driver shows nothing at all
@@ -372,9 +374,9 @@ def contradicted(earlier: Iterable[SlotReading], later: Iterable[SlotReading], b
 
 
 def standing(*readings: Iterable[SlotReading]) -> set[int]:
-    """Of the last of these readings of a ledger, whose part of it does not get on by itself: who is dead, and who was
-    the same in all of them, as it was stopped, or waits in the driver. What such a one has reserved is charged, whether
-    the driver shows it yet or not."""
+    """The processes of the last reading of a ledger whose part of it does not change by itself: the dead, and those
+    with the same figures in all ``readings``. The latter are stopped, or wait in the driver. The watch charges what
+    such a process has reserved, even if the driver does not show it yet."""
     *past, now = (tuple(slots) for slots in readings)
     before = [{slot.index: ledger_of(slot) for slot in slots} for slots in past]
     goes_on = {
@@ -393,8 +395,8 @@ def ledger_of(slot: SlotReading) -> tuple[int, int, tuple[int, ...], int]:
 def implicit_bounds(
     earlier: Iterable[SlotReading], later: Iterable[SlotReading], by_pid: Mapping[int, int]
 ) -> dict[int, tuple[int, int]]:
-    """The least and the most that can be implicit of what the driver shows, per process of ``later``, if the ledger was
-    between the two readings; what is reserved the driver may show or not."""
+    """The least and the most that can be implicit of the driver's figure, per process of ``later``, if the ledger was
+    between the two readings. The driver may show reserved memory, or not."""
     earlier, later = tuple(earlier), tuple(later)
     before, after = committed_by_pid(earlier), committed_by_pid(later)
     more: dict[int, int] = {}

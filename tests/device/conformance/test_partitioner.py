@@ -9,6 +9,7 @@ import pytest
 
 from gpuserver.device.base import Partitioner
 from tests.device.conformance.places import PARTITIONERS
+from vgpu.enums import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.peer import is_alive
 
@@ -50,6 +51,11 @@ def test_processes_of_other_users_reach_its_directories(partitioner: Partitioner
 
 def test_it_has_places_for_processes(partitioner: Partitioner) -> None:
     assert partitioner.most_processes > 0
+
+
+def test_a_low_priority_has_a_level_of_its_own(partitioner: Partitioner) -> None:
+    low, normal = (partitioner.client_priority(each) for each in (PriorityName.LOW, PriorityName.NORMAL))
+    assert low != normal
 
 
 def test_a_start_that_fails_says_why(partitioner: Partitioner) -> None:

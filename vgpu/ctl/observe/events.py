@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from vgpu.protocol.messages import EventReading, Notice, VgpuStatus
 
 Names = Mapping[str, str]
-"""Of vGPUs, by their ids."""
+"""The vGPUs' names, by id."""
 MOST: Final = 2000
 """What one answer of the node may hold."""
 _STYLES: Final = {
@@ -49,7 +49,7 @@ _FAILURES: Final = frozenset(
     {"broker-restarted", "server-restarted", "mps-lost", "mps-failed", "killed-on-resume", "not-resumed"}
 )
 _DESCRIBING: Final = frozenset({"created", "changed"})
-"""Their fields are the vGPU's."""
+"""The events whose fields describe a vGPU."""
 _WIDTHS: Final = (19, 3, 13, 16)
 
 

@@ -247,15 +247,15 @@ cdef void* run_agent(void* unused) noexcept nogil:
     cdef HostCall calls[16]
     cdef Agenda agenda
     cdef int i, k, called
-    cdef uint32_t word, heard = 0
+    cdef uint32_t word, last = 0
     cdef uint64_t released = 0
     cdef int64_t poll_ns, quiet_since_ns = now_ns()
     agenda.remote = 0
     while True:
         word = load32(&woken)
-        if word != heard or let_go != released:
+        if word != last or let_go != released:
             quiet_since_ns = now_ns()
-        heard, released = word, let_go
+        last, released = word, let_go
         if agenda.remote:        # what others wait for is to be of now
             for i in range(drv_devices()):
                 drv_enter(drv_device(i).gpu)

@@ -66,7 +66,7 @@ cdef public CUresult drv_open_context(int index, unsigned int flags, bint primar
     participant = sim_seat(gpu).number - 1
     result = <CUresult>sim_mps_refusal(gpu, server, participant) if server else SUCCESS
     if result == <CUresult>MPS_SERVER_NOT_READY:
-        sim_reap(gpu)            # whom the fault has hit may be gone by now
+        sim_reap(gpu)            # the processes that the fault has hit may have ended by now
         result = <CUresult>sim_mps_refusal(gpu, server, participant)
     if result != SUCCESS:
         sim_unlock(gpu)
