@@ -138,6 +138,13 @@ static inline int vgpu_is_kept(const char *directory) {
     return !syscall(SYS_newfstatat, AT_FDCWD, directory, &found, 0) && found.st_nlink > 0;
 }
 static inline int vgpu_exists(const char *path) { return access(path, F_OK) == 0; }
+/* What the file begins with; the number of bytes, or -1. */
+static inline long vgpu_read(const char *path, char *out, size_t capacity) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, out, capacity);
+    if (fd >= 0) close(fd);
+    return (long)n;
+}
 
 /* The program's name as `ps` would show it, for the books only. */
 static inline void vgpu_command(char *out, size_t capacity) {

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Self
 
+from vgpu.claims import Attach, Claim
 from vgpu.identity import Process
 
 CLAIM_S: Final = 20.0
@@ -35,12 +36,15 @@ class Fate(Enum):
 @dataclass(frozen=True, slots=True)
 class Origin:
     """``request_id`` "": none was given. ``confirmed``: the asker has the answer. ``asker``: the process whose end ends
-    the vGPU, in the boot ``boot_id``; ``NO_ASKER``: it is kept."""
+    the vGPU, in the boot ``boot_id``; ``NO_ASKER``: it is kept. ``claim``: of the engine that
+    asked. ``attach``: which processes the vGPU admits."""
 
     request_id: str = ""
     confirmed: bool = True
     asker: Process = NO_ASKER
     boot_id: str = ""
+    claim: Claim | None = None
+    attach: Attach = "owner"
 
     @property
     def of_process(self) -> bool:
