@@ -58,11 +58,15 @@ class Engine:
 
 
 def find(wanted: str = "") -> Engine:
-    """The engine of that name or path; "": the first of ``KNOWN`` that is installed. ``VgpuError`` (invalid)."""
-    for name in (wanted,) if wanted else KNOWN:
-        path = shutil.which(name)
-        if path is not None:
-            return Engine(path)
+    """The engine of that name or path; "": the first of ``KNOWN`` that answers, else the first that is installed.
+    ``VgpuError`` (invalid): none is."""
+    paths = map(shutil.which, (wanted,) if wanted else KNOWN)
+    installed = [Engine(path) for path in paths if path is not None]
+    for engine in installed:
+        if len(installed) == 1 or engine.containers("") is not None:
+            return engine
+    if installed:
+        return installed[0]
     if wanted:
         raise VgpuError(
             ErrorCode.INVALID, f"there is no container engine {wanted!r} here", "--engine docker, podman or a path"

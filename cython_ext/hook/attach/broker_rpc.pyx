@@ -79,6 +79,12 @@ cdef public int vgpu_unreachable(const char* vgpu_id, const char* directory, int
     if cause != NULL:
         vgpu_say(vgpu_id, b": ", cause)
         return CUDA_ERROR_OPERATING_SYSTEM
+    if is_mounted(directory) and reason == EACCES:
+        vgpu_say(
+            vgpu_id, b", the vGPU of this container, admits programs of its owner alone: run the container as that "
+            b"user, or create the vGPU with --attach mount", b""
+        )
+        return CUDA_ERROR_NO_DEVICE
     if is_mounted(directory):
         vgpu_say(
             vgpu_id, b", the vGPU of this container, was removed, or its node does not run: ", b"the administrator of "

@@ -81,6 +81,7 @@ def run(
     container, and goes with it.
     """
     from vgpu.integrations import engines
+    from vgpu.integrations.keeper import remove
 
     found = engines.find(engine)
     words = [*(["--detach"] if detach else []), *_named(wanted), *ctx.meta[_WORDS]]
@@ -90,9 +91,11 @@ def run(
         vgpu, volumes = _make(wanted, found, keeper)
         uuid = "" if vgpu.simulated else vgpu.gpu_uuid
         code = _run(found.run_command(words, vgpu.vgpu_id, volumes, uuid))
-    if found.containers(vgpu.vgpu_id) == []:
-        keeper.wait()  # then the vGPU is gone when this command ends
-    elif not detach:
+    containers = found.containers(vgpu.vgpu_id)
+    if containers == [] or (containers is None and code):
+        keeper.kill()
+        remove(vgpu.vgpu_id)
+    elif containers and not detach:
         say(f"the container has ended and still exists, with {vgpu.vgpu_id}", f"{found.name} rm frees both")
     return code
 
