@@ -17,10 +17,10 @@ from gpuserver.core.scheduler.leases import AccountState, ServiceTotals
 from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.device.base import GpuFacts
 from gpuserver.runtime.journal import VgpuRow
-from vgpu.claims import Claim
 from vgpu.enums import OnServerLoss, Oversubscribe
 from vgpu.errors import VgpuError
 from vgpu.identity import Member, Process
+from vgpu.integrations.claims import Claim
 from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
 from vgpu.share import Share

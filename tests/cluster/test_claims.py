@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.integration.node import SimulatedNode, eventually
-from vgpu.claims import Claim, differences
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.integrations.claims import Claim, differences
 from vgpu.protocol.messages import Create, VgpuStatus
 from vgpu.spec import VgpuSpec
 

@@ -15,8 +15,8 @@ import pytest
 
 from tests.cluster.conftest import Run
 from tests.integration.node import SimulatedNode, eventually
-from vgpu.claims import Attach
 from vgpu.integrations import container
+from vgpu.integrations.claims import Attach
 from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuChanges, VgpuSpec
 
@@ -128,7 +128,7 @@ def test_swapped_memory_of_containers_is_no_other_vgpus(node: SimulatedNode) -> 
         """The name of the store that the vGPU's broker hands out."""
         pid = node.reading(vgpu.vgpu_id).broker_pid  # type: ignore[union-attr]
         files = Path(f"/proc/{pid}/fd").iterdir()
-        (inode,) = {os.stat(file).st_ino for file in files if "store" in os.readlink(file)}
+        (inode,) = {file.stat().st_ino for file in files if "store" in str(file.readlink())}
         return str(inode)
 
     assert len({store(vgpu) for vgpu in apart}) == 2

@@ -16,7 +16,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.engines import Engine
 
 if TYPE_CHECKING:
-    from vgpu.claims import Claim
+    from vgpu.integrations.claims import Claim
     from vgpu.protocol.messages import VgpuStatus
 
 LOOK_S: Final = 3.0
@@ -26,7 +26,7 @@ KEEPER: Final = "keeper"
 
 
 def claim_of(uid: str, engine: Engine, keeper_pid: int) -> Claim:
-    from vgpu.claims import Claim
+    from vgpu.integrations.claims import Claim
     from vgpu.protocol.peer import start_time
 
     labels = {ENGINE: engine.path, KEEPER: f"{keeper_pid}:{start_time(keeper_pid)}"}

@@ -9,8 +9,8 @@ from uuid import uuid4
 
 from pydantic import BaseModel, ValidationError
 
-from vgpu.claims import Attach, Claim
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.integrations.claims import Attach, Claim
 from vgpu.protocol.blocking import PATIENT_S, BlockingLink, client_socket
 from vgpu.protocol.codec import Message
 from vgpu.protocol.hello import Hello, Request, Welcome

@@ -23,9 +23,9 @@ from pydantic import (
 )
 
 from vgpu import retired
-from vgpu.claims import Attach, Claim
 from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.integrations.claims import Attach, Claim
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line

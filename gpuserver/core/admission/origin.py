@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, Self
 
-from vgpu.claims import Attach, Claim
 from vgpu.identity import Process
+from vgpu.integrations.claims import Attach, Claim
 
 CLAIM_S: Final = 20.0
 """After a restart: a node waits 8 s for its server, and asks again by the same id."""

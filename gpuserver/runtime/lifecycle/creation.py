@@ -23,10 +23,10 @@ from gpuserver.runtime.memory.swapping import Swapping
 from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.state import GpuState, unwritten
 from gpuserver.runtime.vgpus import Vgpu
-from vgpu.claims import Attach, differences
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
+from vgpu.integrations.claims import Attach, differences
 from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Create
 from vgpu.protocol.peer import is_running
