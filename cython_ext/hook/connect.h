@@ -131,7 +131,13 @@ static inline uint64_t vgpu_file_number(int fd) {
 }
 static inline int vgpu_uid(void) { return (int)getuid(); }
 static inline long vgpu_link(const char *path, char *out, size_t capacity) { return (long)readlink(path, out, capacity); }
-static inline long vgpu_cores(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
+/* Those on which this process may run; by its number, since the C library's function came with newer versions. */
+static inline long vgpu_cores(void) {
+    unsigned long set[128] = {0};
+    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof set, set), cores = 0;
+    for (long i = 0; i * (long)sizeof *set < bytes; i++) cores += __builtin_popcountl(set[i]);
+    return cores > 0 ? cores : sysconf(_SC_NPROCESSORS_ONLN);
+}
 /* Whether the directory is there; one that was removed, but is mounted in this container, is not. */
 static inline int vgpu_is_kept(const char *directory) {
     struct stat found;

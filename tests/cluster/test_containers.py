@@ -186,3 +186,22 @@ def test_the_preload_file_names_the_very_mount_of_the_hook(node: SimulatedNode) 
     preloaded = Path(mounts[container.PRELOAD]).read_text().split()
     assert preloaded[0] == container.HOOK
     assert all(Path(mounts[path]).is_file() for path in preloaded)
+
+
+@pytest.mark.parametrize(
+    ("quota", "spins"), [("50000 100000", 0), ("300000 100000", 0), ("1600000 100000", 1), ("max 100000", 1)]
+)
+def test_a_container_with_a_small_cpu_quota_does_not_spin(
+    node: SimulatedNode, start: Run, tmp_path: Path, quota: str, spins: int
+) -> None:
+    """A hook that spins on a quota of one core is throttled while it holds a lease."""
+    (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    (tmp_path / "hook.log").touch()
+    mounts = [f"{tmp_path}/cpu.max:/sys/fs/cgroup/cpu.max:ro", f"{tmp_path}/hook.log:/hook.log"]
+    program = start([*volumes(node, made(node)), *mounts], "/usr/bin/env", "VGPU_HOOK_LOG=/hook.log", "/probe")
+    assert said(program).startswith("init 0")
+    (line,) = (line for line in (tmp_path / "hook.log").read_text().splitlines() if "cores, spins" in line)
+    assert int(line.split()[-1]) == (spins if len(os.sched_getaffinity(0)) >= 4 else 0)
+    allowed, period = quota.split()
+    cores = len(os.sched_getaffinity(0)) if allowed == "max" else int(allowed) // int(period)
+    assert int(line.split()[-2]) == min(cores, len(os.sched_getaffinity(0)))

@@ -14,6 +14,7 @@ from cython_ext.hook.hook cimport (
     vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves,
     vgpu_place_books, vgpu_ring, vgpu_say, vgpu_set_for_driver, vgpu_stands_aside, vgpu_start_thread, vgpu_take_slot,
 )
+from cython_ext.hook.attach.cores cimport usable_cores
 from cython_ext.hook.attach.mounted cimport is_mounted, mounted_directory, mounted_ids
 from cython_ext.hook.attach.paths cimport append, find_by_name, runtime_directory, well_formed
 from cython_ext.hook.attach.reply cimport Reply, vgpu_converse, vgpu_unreachable
@@ -37,7 +38,6 @@ cdef extern from *:
     """
 
 cdef extern from "hook/connect.h" nogil:
-    long vgpu_cores() noexcept
     bint vgpu_is_kept(const char* directory) noexcept
     bint vgpu_exists(const char* path) noexcept
     bint vgpu_listens(const char* path) noexcept
@@ -316,6 +316,7 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
     cdef const char* ids = getenv(b"VGPU_ID")
     cdef char[256] mounted
     cdef State* all
+    cdef long cores
     cdef int error = CUDA_SUCCESS
     cdef int saved = errno
     if ids == NULL or ids[0] == 0:
@@ -338,7 +339,9 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
         error = CUDA_ERROR_NO_DEVICE
     elif error == CUDA_SUCCESS and ids[0] != 0 and not all.attached and not (observer and all.observer):
         vgpu_memory_after_fork()
-        all.spins = vgpu_cores() >= CORES_TO_SPARE
+        cores = usable_cores()
+        all.spins = cores >= CORES_TO_SPARE
+        vgpu_log(b"cores, spins", cores, all.spins)
         error = find_meant(all, ids)
         if error == CUDA_SUCCESS:
             error = attach_all(all, all.meant_ids, observer)
