@@ -15,7 +15,7 @@ cdef inline long number_at(const char* text, long size, long* at) noexcept nogil
     cdef long value = -1
     while at[0] < size and text[at[0]] == c' ':
         at[0] += 1
-    while at[0] < size and c'0' <= text[at[0]] <= c'9' and value < 1 << 40:
+    while at[0] < size and c'0' <= text[at[0]] <= c'9' and value < 1000000000:
         value = 10 * max(value, 0) + text[at[0]] - c'0'
         at[0] += 1
     return value
