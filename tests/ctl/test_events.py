@@ -73,14 +73,14 @@ def test_what_says_who_it_is_and_how_it_is_now(
     assert run(["events"]) == 0
     head, *lines = capsys.readouterr().out.splitlines()
     assert [line[head.index("WHAT") :] for line in lines] == [
-        "trainer: by uid 0, --sm 30",
-        "trainer: by uid 0, --sm 40 --mem 8GiB --ttl 1m30s --burst",
+        "trainer: by root, --sm 30",
+        "trainer: by root, --sm 40 --mem 8GiB --ttl 1m30s --burst",
         "trainer: gave it back",
-        "by uid 0",
+        "by root",
     ]
     monkeypatch.setattr("vgpu.ctl.present.output.sys.stdout.isatty", lambda: True)
     assert run(["events"]) == 0
-    assert len(Text.from_ansi(capsys.readouterr().out).plain.splitlines()[1].rstrip()) == 80
+    assert len(Text.from_ansi(capsys.readouterr().out).plain.splitlines()[1].rstrip()) == 79
 
 
 def test_a_kind_that_there_is_not_is_refused(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:

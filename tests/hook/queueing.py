@@ -113,6 +113,13 @@ def launch_other():
     launching = threading.get_ident()
     return app.result("cuLaunchKernel", *beside_kernel.arguments)
 
+def launch_unknown():
+    # a grid that was never launched: a marker follows this launch at once
+    function, blocks, *rest = kernel.arguments
+    result = app.result("cuLaunchKernel", function, blocks // 2, *rest)
+    app.result("cuEventRecord", done, stream)
+    return result
+
 def other_is_done():
     return app.result("cuStreamQuery", other)
 

@@ -241,7 +241,7 @@ def test_a_pause_holds_what_is_shown(played: PlayedNode) -> None:
         await pilot.press("p")
         assert "PAUSED" in screen(app)
         played.tell_vgpus(three()[0])
-        await until(pilot, lambda: len(app.model.rates) == 3 and app.model._latest is not app.model.shown, "news")
+        await until(pilot, lambda: len(app.model.histories) == 3 and app.model._latest is not app.model.shown, "news")
         assert len(order(app)) == 3
         await pilot.press("p")
         assert order(app) == [FIRST]

@@ -24,9 +24,22 @@ from vgpu.top.columns import (
     share_text,
     short_duration,
 )
-from vgpu.top.draw import ASCII, UNICODE, Glyphs, Span, bar, cut, cut_in_the_middle, fitting, fixed, spark, width_of
-from vgpu.top.model import Choice, History, Model, Remark, Row
-from vgpu.top.panels import NodeFacts, gpu_lines, node_line, remark_lines
+from vgpu.top.draw import (
+    ASCII,
+    UNICODE,
+    Glyphs,
+    Span,
+    bar,
+    chart,
+    cut,
+    cut_in_the_middle,
+    fitting,
+    fixed,
+    spark,
+    width_of,
+)
+from vgpu.top.model import MEASURES, Choice, History, Model, Remark, Row
+from vgpu.top.panels import TALL, TALLEST, NodeFacts, gpu_lines, node_line, remark_lines
 
 ratios = st.floats(-0.5, 2.0)
 widths = st.integers(60, 260)
@@ -53,6 +66,29 @@ def test_bars() -> None:
     beyond = bar(0.75, 8, "held", UNICODE, mark=0.5)
     assert text(beyond) == "━━━━╋━──"
     assert [span.style for span in beyond] == ["held", "mark", "beyond", "track"]
+
+
+def test_charts() -> None:
+    """A column of lines: full below the value, a level in its line, blank above."""
+    cells = [None, 0.0, 0.25, 0.5, 0.75, 1.0]
+    assert chart(cells, 1, UNICODE) == [spark(cells, UNICODE, 1.0)]
+    assert chart(cells, 2, UNICODE) == ["    ▅█", " ▁▅███"]
+    assert chart(cells, 4, UNICODE) == ["     █", "    ██", "   ███", " ▁████"]
+    assert chart([1.0], 3, ASCII) == ["#", "#", "#"]
+
+
+def test_lines_that_nothing_else_needs_are_for_charts() -> None:
+    gpus = [gpu_reading(index=index) for index in range(2)]
+    heights = [len(gpu_lines(gpus, {}, "busy", 0.0, 120, 20, UNICODE, spare)) for spare in (0, 1, 2, 9, 100)]
+    assert heights == [6, 6, 8, 14, 2 * (TALL - 1 + TALLEST)]
+    last = text(gpu_lines(gpus, {}, "busy", 0.0, 120, 20, UNICODE, 4)[-1])
+    assert last.endswith("busy, 5 min")
+
+
+def test_the_history_of_a_row_says_what_it_shows() -> None:
+    made = layout(200, [vgpu_reading()])
+    for measure in MEASURES:
+        assert f"{measure.upper()} 2 MIN" in text(head_line(made, Choice(measure=measure), UNICODE, ()))
 
 
 def test_sparklines() -> None:
@@ -190,7 +226,7 @@ def test_all_bars_have_one_scale() -> None:
 def test_no_sum_is_over_100_percent() -> None:
     gpu = gpu_reading(mode="spatial", held_ratio=2.0, busy_ratio=1.4, guaranteed_ratio=1.3)
     for width, most in ((80, 1), (120, 1), (160, 3)):
-        told = "\n".join(map(text, gpu_lines([gpu], {}, 0.0, width, most, UNICODE)))
+        told = "\n".join(map(text, gpu_lines([gpu], {}, "held", 0.0, width, most, UNICODE)))
         assert not re.search(r"\b(1[0-9][1-9]|1[1-9][0-9]|[2-9]\d\d)(\.\d)? %", told), told
     assert "2.0 vGPUs at once" in told
     assert "1.3 times promised" in told
@@ -221,7 +257,7 @@ def test_programs_fit_too(width: int) -> None:
 @given(widths, st.integers(1, 9), st.integers(1, 12))
 def test_gpus_have_the_lines_there_are(width: int, count: int, most: int) -> None:
     gpus = [gpu_reading(index=index, used_memory_bytes=index << 34) for index in range(count)]
-    lines = gpu_lines(gpus, {}, 1_700_000_000.0, width, most, UNICODE)
+    lines = gpu_lines(gpus, {}, "held", 1_700_000_000.0, width, most, UNICODE)
     assert 1 <= len(lines) <= most
     assert all(width_of(line) <= width for line in lines)
     shown = text(tuple(span for line in lines for span in line))
@@ -233,7 +269,7 @@ def test_gpus_have_the_lines_there_are(width: int, count: int, most: int) -> Non
 
 def test_a_gpu_says_what_is_told_and_what_is_not() -> None:
     def said(**changes: object) -> str:
-        return "\n".join(map(text, gpu_lines([gpu_reading(**changes)], {}, 0.0, 160, 3, UNICODE)))
+        return "\n".join(map(text, gpu_lines([gpu_reading(**changes)], {}, "held", 0.0, 160, 3, UNICODE)))
 
     assert "utilisation, power: not reported" in said()
     told = said(utilization_ratio=0.98, power_w=612.3, temperature_c=64.0, sm_clock_mhz=1980.0)

@@ -142,17 +142,17 @@ def test_between_readings_far_apart_the_last_one_holds_but_not_over_an_interrupt
 
 def test_a_frozen_model_shows_what_it_did_and_goes_on_remembering() -> None:
     model = Model()
-    model.take(snapshot(reading(1, tokens_per_second=5.0), at_unix_s=100.0))
+    model.take(snapshot(reading(1, held_ratio=0.5), at_unix_s=100.0))
     model.freeze(True)
-    model.take(snapshot(reading(2, tokens_per_second=7.0), at_unix_s=101.0))
+    model.take(snapshot(reading(2, held_ratio=0.7), at_unix_s=101.0))
     (row,) = model.rows(Choice())
     assert row.vgpu.vgpu_id == "vgpu-00000001"
-    assert row.rate.cells(1, 100.0, 1) == [5.0]
+    assert row.history.cells(1, 100.0, 1) == [0.5]
     model.freeze(False)
     (row,) = model.rows(Choice())
-    assert (row.vgpu.vgpu_id, row.rate.cells(1, 101.0, 1)) == ("vgpu-00000002", [7.0])
+    assert (row.vgpu.vgpu_id, row.history.cells(1, 101.0, 1)) == ("vgpu-00000002", [0.7])
     model.take(snapshot(reading(2), at_unix_s=102.0))
-    assert set(model.rates) == {"vgpu-00000002"}
+    assert set(model.histories) == {"vgpu-00000002"}
 
 
 def test_programs_belong_to_their_vgpu_and_go_with_it() -> None:

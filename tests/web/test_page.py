@@ -124,6 +124,7 @@ def test_a_program_in_it_shows_its_tokens_and_its_share(
     mine.get_by_role("button", expanded=False).click()
     expect(mine.locator("tbody td").first).to_have_text(re.compile(r"\d+"))
     expect(page.locator("#events .kind", has_text="attached")).to_be_visible()
+    expect(page.locator("#events li", has_text=re.compile(r"created by (?!uid)[a-z]")).first).to_be_visible()
 
 
 RATES_OF = """async (readings) => {

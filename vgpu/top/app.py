@@ -35,7 +35,7 @@ from vgpu.top.dialogs import Ask, Confirm, TextScreen
 from vgpu.top.draw import ASCII, UNICODE, Line, Span
 from vgpu.top.feed import Feed, Lost, Met, News
 from vgpu.top.model import ORDERS, Choice, Model, Row, group_of
-from vgpu.top.panels import NodeFacts, gpu_lines, node_line, remark_lines, room_text
+from vgpu.top.panels import TALL, NodeFacts, gpu_lines, node_line, remark_lines, room_text
 from vgpu.top.widgets import Brush, Lines, Table
 from vgpu.units import format_bytes
 
@@ -56,6 +56,10 @@ class FeedNews(Message):
     def __init__(self, news: News) -> None:
         super().__init__()
         self.news = news
+
+
+AROUND: Final = 8
+"""Lines of the screen besides GPUs, rows and remarks, and what dialogs and headings may need."""
 
 
 class Top(App[None]):
@@ -81,6 +85,7 @@ class Top(App[None]):
         Binding("z", "suspend", "suspend"),
         Binding("m", "migrate", "migrate"),
         Binding("g", "gpu", "GPU"),
+        Binding("v", "measure", "history"),
         Binding("p", "pause", "pause"),
         Binding("S", "reverse", "reverse", key_display="S"),
         Binding("less_than_sign", "order(-1)", show=False),
@@ -241,14 +246,17 @@ class Top(App[None]):
         gpus = [gpu for gpu in self.model.gpus if self.choice.gpu in (None, gpu.index)]
         node = node_line(self._node, self.model, self.choice, self.interval_s, time.time(), width, glyphs)
         self.query_one("#node", Lines).show([node])
+        several = 1 if height < 24 else 3 if height < 45 else 5
         most = max(1, (height - 8) // 3)
-        self.query_one("#gpus", Lines).show(gpu_lines(gpus, self.model.gpu_rates, now, width, most, glyphs))
+        rows = sum(1 + len(row.processes or ()) for row in self._rows)
+        spare = max(0, height - AROUND - several - rows - TALL * len(gpus))
+        histories, measure = self.model.gpu_histories, self.choice.measure
+        self.query_one("#gpus", Lines).show(gpu_lines(gpus, histories, measure, now, width, most, glyphs, spare))
         table = self.query_one(Table)
         inner = table.scrollable_content_region.width or width
         self._layout = layout(inner, [row.vgpu for row in self._rows])
         self.query_one("#head", Lines).show([head_line(self._layout, self.choice, glyphs, _UPS)])
         table.show(list(self._table(now, inner)), self.choice.selected)
-        several = 1 if height < 24 else 3 if height < 45 else 5
         self.query_one("#remarks", Lines).show(remark_lines(self.model.named_remarks(several), several, width, glyphs))
 
     def _table(self, now: float, width: int) -> Iterable[tuple[str, Line]]:
@@ -294,6 +302,9 @@ class Top(App[None]):
 
     def action_order(self, step: int) -> None:
         self.choose(self.choice.next_order(step, self._layout.orders))
+
+    def action_measure(self) -> None:
+        self.choose(self.choice.next_measure())
 
     def action_reverse(self) -> None:
         self.choose(replace(self.choice, reverse=not self.choice.reverse))

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from vgpu.ctl.present.tables import doing, rounded_ns, token_rate, user_name
 from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, cut_in_the_middle, fixed, spark, width_of
-from vgpu.top.model import Choice, Row, group_of, state_word
+from vgpu.top.model import Choice, Row, group_of, share_of, state_word
 from vgpu.units import GIB, KIB, MIB, TIB, counted, format_bytes, format_duration
 
 SPARK_SPAN_S: Final = 120
@@ -65,12 +65,6 @@ def _held(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
     return (*drawn, Span(" "), Span(text, style))
 
 
-def share_of(vgpu: VgpuStatus) -> float:
-    """The share that it holds. For a token without an end, and for a shared one, it is the GPU time used, because other
-    vGPUs lose no more than that."""
-    return vgpu.busy_ratio if vgpu.open_ended or vgpu.shares else vgpu.held_ratio
-
-
 def share_text(vgpu: VgpuStatus, decimals: int) -> str:
     """``29.8/30 %``, ``29.8/12–40 %``: held, guaranteed and at most."""
 
@@ -113,7 +107,8 @@ def _label(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
 
 
 def _history(row: Row, now: float, width: int, glyphs: Glyphs) -> Line:
-    return (Span(spark(row.rate.cells(width, now, SPARK_SPAN_S), glyphs), "spark"),)
+    """The scale ends at the whole GPU, as that of the bars."""
+    return (Span(spark(row.history.cells(width, now, SPARK_SPAN_S), glyphs, 1.0), "spark"),)
 
 
 def lag_text(lag_ns: int) -> str:
@@ -137,7 +132,8 @@ def state_style(word: str) -> str:
 
 
 COLUMN_WIDTHS: Final = {"held": 12, "memory": 13}
-SPARK_TITLE: Final = f"LAST {SPARK_SPAN_S // 60} MIN"
+SPARK_TITLE: Final = f"{SPARK_SPAN_S // 60} MIN"
+"""Behind the measure, as in ``HELD 2 MIN``."""
 COLUMNS: Final = (
     Column("VGPU", "name", 13, 40, 99, _label),
     Column("ID", "vgpu", 13, 13, 33, plain(lambda vgpu: vgpu.vgpu_id if vgpu.name else "", lambda vgpu: "dim")),
@@ -148,7 +144,7 @@ COLUMNS: Final = (
     Column("HELD/SHARE", "held", COLUMN_WIDTHS["held"], 33, 98, _held, right=True, bar_keep=74),
     Column("BUSY", "busy", 7, 7, 65, plain(lambda vgpu: f"{vgpu.busy_ratio * 100:.1f} %"), right=True),
     Column("TOKENS/S", "tokens", 8, 9, 96, plain(token_rate), right=True),
-    Column(SPARK_TITLE, "", 10, 40, 73, _history),
+    Column(SPARK_TITLE, "", 12, 40, 73, _history),
     Column("MEMORY", "memory", COLUMN_WIDTHS["memory"], 29, 90, _memory, right=True, bar_keep=37),
     Column("PROCS", "procs", 6, 6, 40, plain(lambda vgpu: str(vgpu.processes)), right=True),
     Column(
@@ -283,9 +279,8 @@ def head_line(made: Layout, choice: Choice, glyphs: Glyphs, ups: Iterable[str]) 
     upward = (choice.order in set(ups)) != choice.reverse
     for i, (column, width) in enumerate(made.columns):
         chosen = column.order == choice.order
-        title = column.title[:width]
-        if chosen:
-            title = column.title[: width - 1] + (glyphs.up if upward else glyphs.down)
+        title = f"{choice.measure.upper()} {SPARK_TITLE}" if column.title == SPARK_TITLE else column.title
+        title = title[: width - 1] + (glyphs.up if upward else glyphs.down) if chosen else title[:width]
         spans += [Span(" " * made.gap)] if i else []
         spans.append(Span(fixed(title, width, glyphs, right=made.right(column, width)), "sorted" if chosen else "head"))
     return tuple(spans)

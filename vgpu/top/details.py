@@ -20,6 +20,7 @@ KEYS: Final = (
     ("b", "group rows by user, by state, by GPU, then not"),
     ("/", "only rows with these words: name, id, user, state, mode, group, priority"),
     ("g", "the next GPU alone, then all again"),
+    ("v", "histories of what vGPUs hold, of what they use, or of memory"),
     ("Escape", "all rows again"),
     ("p", "pause: what is shown stays, histories go on"),
     ("+  -", "less often, more often"),

@@ -127,6 +127,26 @@ def spark(cells: Sequence[float | None], glyphs: Glyphs, most: float | None = No
     )
 
 
+def chart(cells: Sequence[float | None], height: int, glyphs: Glyphs) -> list[str]:
+    """``height`` lines, the highest first: columns of the parts of one, as ``spark`` draws them in one line."""
+    if height <= 1:
+        return [spark(cells, glyphs, 1.0)]
+    lines = []
+    for below in reversed(range(height)):  # the lines below this one
+        parts = [None if cell is None else cell * height - below for cell in cells]
+        lines.append(
+            "".join(
+                " " if part is None or (part <= 0 and below) else glyphs.levels[_level(part, glyphs)] for part in parts
+            )
+        )
+    return lines
+
+
+def _level(part: float, glyphs: Glyphs) -> int:
+    last = len(glyphs.levels) - 1
+    return round(min(max(part, 0.0), 1.0) * last)
+
+
 def fitting(parts: Sequence[tuple[int, Line]], width: int, gap: int = 2) -> Line:
     """Parts side by side. Where they do not fit ``width`` cells, those of the smallest number are left out first."""
     kept = list(range(len(parts)))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from vgpu.ctl.present.tables import user_name
+from vgpu.ctl.present.tables import user_name, with_names
 from vgpu.protocol.messages import EventReading, GpuStatus, ProcessReading, Snapshot, VgpuStatus
 
 SPAN_S: Final = 300
@@ -72,6 +72,35 @@ class History:
         return cells
 
 
+MEASURES: Final = ("held", "busy", "memory")
+"""What a history shows, each as a part of the GPU."""
+
+
+class Histories:
+    """Of one vGPU or GPU: each of ``MEASURES``."""
+
+    def __init__(self) -> None:
+        self._of = {measure: History() for measure in MEASURES}
+
+    def add(self, at_unix_s: float, held: float, busy: float, memory: float) -> None:
+        """Parts of the GPU: 0 to 1."""
+        for history, value in zip(self._of.values(), (held, busy, memory), strict=True):
+            history.add(at_unix_s, min(1.0, value))
+
+    def interrupt(self, at_unix_s: float) -> None:
+        for history in self._of.values():
+            history.interrupt(at_unix_s)
+
+    def of(self, measure: str) -> History:
+        return self._of[measure]
+
+
+def share_of(vgpu: VgpuStatus) -> float:
+    """The share that it holds. For a token without an end, and for a shared one, it is the GPU time used, because other
+    vGPUs lose no more than that."""
+    return vgpu.busy_ratio if vgpu.open_ended or vgpu.shares else vgpu.held_ratio
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """What rows are sorted by. ``up``: smallest first unless reversed, as texts are."""
@@ -102,7 +131,8 @@ GROUPS: Final = ("", "user", "state", "gpu")
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The user's choice of what to see. ``order``: one of ``ORDER_NAMES``. ``words``: all of them must occur in a row.
+    """The user's choice of what to see. ``measure``: of histories, one of ``MEASURES``. ``order``: one of
+    ``ORDER_NAMES``. ``words``: all of them must occur in a row.
     ``gpu``: only this one's vGPUs. ``group``: one of ``GROUPS``; rows of one group stand together below a heading.
     ``selected``, ``expanded``: ids of vGPUs."""
 
@@ -113,6 +143,11 @@ class Choice:
     group: str = ""
     selected: str | None = None
     expanded: frozenset[str] = frozenset()
+    measure: str = MEASURES[0]
+
+    def next_measure(self) -> Choice:
+        """Histories of the next measure."""
+        return replace(self, measure=MEASURES[(MEASURES.index(self.measure) + 1) % len(MEASURES)])
 
     def ordered_by(self, name: str) -> Choice:
         """By another column; by the same one: the other way round."""
@@ -164,7 +199,7 @@ class Row:
     of its GPU, the end of the scale of memory bars."""
 
     vgpu: VgpuStatus
-    rate: History
+    history: History
     processes: tuple[ProcessReading, ...] | None
     command: str = ""
     gpu_memory_bytes: int = 0
@@ -187,8 +222,8 @@ class Model:
     shown: Snapshot | None = None
     frozen: bool = False
     lost: Remark | None = None
-    rates: dict[str, History] = field(default_factory=dict)
-    gpu_rates: dict[int, History] = field(default_factory=dict)
+    histories: dict[str, Histories] = field(default_factory=dict)
+    gpu_histories: dict[int, Histories] = field(default_factory=dict)
     remarks: deque[Remark] = field(default_factory=lambda: deque(maxlen=REMARKS))
     _latest: Snapshot | None = None
     _names: dict[str, str] = field(default_factory=dict)
@@ -203,10 +238,15 @@ class Model:
                 self._names[vgpu.vgpu_id] = vgpu.name
                 while len(self._names) > NAMES:
                     del self._names[next(iter(self._names))]
+        sizes = {gpu.index: gpu.total_memory_bytes or 1 for gpu in snapshot.gpus}
         for vgpu in snapshot.vgpus:
-            self.rates.setdefault(vgpu.vgpu_id, History()).add(snapshot.at_unix_s, vgpu.tokens_per_second)
+            memory = vgpu.memory_used_bytes / sizes.get(vgpu.gpu_index, vgpu.memory_limit_bytes or 1)
+            history = self.histories.setdefault(vgpu.vgpu_id, Histories())
+            history.add(snapshot.at_unix_s, share_of(vgpu), vgpu.busy_ratio, memory)
         for gpu in snapshot.gpus:
-            self.gpu_rates.setdefault(gpu.index, History()).add(snapshot.at_unix_s, gpu.tokens_per_second)
+            memory = gpu.used_memory_bytes / sizes[gpu.index]
+            history = self.gpu_histories.setdefault(gpu.index, Histories())
+            history.add(snapshot.at_unix_s, gpu.held_ratio, gpu.busy_ratio, memory)
         if not self.frozen:
             self.shown = snapshot
         self._forget()
@@ -216,8 +256,8 @@ class Model:
         snapshots = [self._latest] if self.shown is None else [self._latest, self.shown]
         vgpus = {vgpu.vgpu_id for snapshot in snapshots for vgpu in snapshot.vgpus}
         gpus = {gpu.index for snapshot in snapshots for gpu in snapshot.gpus}
-        self.rates = {vgpu_id: rate for vgpu_id, rate in self.rates.items() if vgpu_id in vgpus}
-        self.gpu_rates = {index: rate for index, rate in self.gpu_rates.items() if index in gpus}
+        self.histories = {vgpu_id: one for vgpu_id, one in self.histories.items() if vgpu_id in vgpus}
+        self.gpu_histories = {index: one for index, one in self.gpu_histories.items() if index in gpus}
         self._processes = {vgpu_id: known for vgpu_id, known in self._processes.items() if vgpu_id in vgpus}
 
     def freeze(self, frozen: bool) -> None:
@@ -230,12 +270,12 @@ class Model:
         if self.lost is None:
             self.lost = Remark(at_unix_s, "node", reason)
             self.remarks.append(self.lost)
-            for rate in (*self.rates.values(), *self.gpu_rates.values()):
-                rate.interrupt(at_unix_s)
+            for history in (*self.histories.values(), *self.gpu_histories.values()):
+                history.interrupt(at_unix_s)
 
     def add_event(self, event: EventReading) -> None:
         named = f"{event.vgpu_id}: " if event.vgpu_id and event.vgpu_id not in event.text else ""
-        self.remark(event.at_unix_s, event.kind, f"{named}{event.text}")
+        self.remark(event.at_unix_s, event.kind, with_names(f"{named}{event.text}"))
 
     def remark(self, at_unix_s: float, kind: str, text: str) -> None:
         self.remarks.append(Remark(at_unix_s, kind, text))
@@ -276,7 +316,7 @@ class Model:
         return [
             Row(
                 vgpu,
-                self.rates[vgpu.vgpu_id],
+                self.histories[vgpu.vgpu_id].of(choice.measure),
                 self._processes.get(vgpu.vgpu_id, ()) if vgpu.vgpu_id in choice.expanded else None,
                 _command(self._processes.get(vgpu.vgpu_id, ())) if vgpu.processes else "",
                 sizes.get(vgpu.gpu_index, 0),

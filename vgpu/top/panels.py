@@ -10,12 +10,14 @@ from typing import Final
 from vgpu.ctl.present.tables import at_once, token_rate, whole_seconds_ns
 from vgpu.protocol.messages import GpuStatus
 from vgpu.top.columns import memory_text, state_style
-from vgpu.top.draw import Glyphs, Line, Span, bar, cut, fitting, spark, width_of
-from vgpu.top.model import SPAN_S, Choice, History, Model, Remark
+from vgpu.top.draw import Glyphs, Line, Span, bar, chart, cut, fitting, spark, width_of
+from vgpu.top.model import SPAN_S, Choice, Histories, History, Model, Remark
 from vgpu.units import counted, format_bytes, format_duration, three_digits
 
 TALL: Final = 3
 """Lines of a GPU where there is room."""
+TALLEST: Final = 10
+"""Lines of a chart, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +58,33 @@ def node_line(
 
 def gpu_lines(
     gpus: Sequence[GpuStatus],
-    rates: Mapping[int, History],
+    histories: Mapping[int, Histories],
+    measure: str,
     now_unix_s: float,
     width: int,
     most: int,
     glyphs: Glyphs,
+    spare: int = 0,
 ) -> list[Line]:
-    """All GPUs in at most ``most`` lines: several each, or one each, or as many of them as fit."""
+    """All GPUs in at most ``most`` lines: several each, or one each, or as many of them as fit. ``measure``: of their
+    histories. ``spare``: lines that no other part of the screen needs; charts use them."""
+
+    def history(gpu: GpuStatus) -> History:
+        return histories.get(gpu.index, Histories()).of(measure)
+
     if len(gpus) * TALL <= most:
-        return [line for gpu in gpus for line in _tall(gpu, rates.get(gpu.index, History()), now_unix_s, width, glyphs)]
+        height = min(TALLEST, 1 + spare // max(1, len(gpus)))
+        tall = (_tall(gpu, history(gpu), measure, now_unix_s, width, glyphs, height) for gpu in gpus)
+        return [line for lines in tall for line in lines]
     if len(gpus) <= most:
-        return [_flat(gpu, rates.get(gpu.index, History()), now_unix_s, width, glyphs) for gpu in gpus]
-    first = [_flat(gpu, rates.get(gpu.index, History()), now_unix_s, width, glyphs) for gpu in gpus[: most - 1]]
+        return [_flat(gpu, history(gpu), now_unix_s, width, glyphs) for gpu in gpus]
+    first = [_flat(gpu, history(gpu), now_unix_s, width, glyphs) for gpu in gpus[: most - 1]]
     return [*first, (Span(f"  {counted(len(gpus) - len(first), 'more GPU')}: g shows them one by one", "dim"),)]
 
 
-def _tall(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> list[Line]:
+def _tall(
+    gpu: GpuStatus, history: History, measure: str, now_unix_s: float, width: int, glyphs: Glyphs, height: int
+) -> list[Line]:
     name = gpu.name if not gpu.simulated or "sim" in gpu.name.lower() else f"{gpu.name} (simulated)"
     parts: list[tuple[int, Line]] = [
         (9, (Span(f" GPU {gpu.index}", "title"),)),
@@ -88,14 +101,15 @@ def _tall(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: 
     parts.append((3, (Span(sensors(gpu), "dim"),)))
     bars = _bars(gpu, width - 2, glyphs)
     said = "open token" if gpu.open_ended else f"{token_rate(gpu)} tokens/s"
-    room = width - 1 - TOKENS_WIDTH - 4 - len(_LAST)
-    drawn = spark(rate.cells(max(room, 1), now_unix_s), glyphs) if room >= 10 else ""
-    history = cut(
-        (Span(f" {said:<{TOKENS_WIDTH}}  "), Span(drawn, "spark"), Span(f" {_LAST}" if drawn else "", "dim")),
-        width,
-        glyphs,
-    )
-    return [fitting(parts, width), (Span(" "), *bars), history]
+    last = f" {measure}, {_LAST}"
+    room = width - 1 - TOKENS_WIDTH - 3 - len(last)
+    drawn = chart(history.cells(room, now_unix_s), height, glyphs) if room >= 10 else [""]
+    lines = []
+    for at, text in enumerate(drawn):
+        begins, ends = (said, last) if at == len(drawn) - 1 else ("", "")
+        parts_of_line = (Span(f" {begins:<{TOKENS_WIDTH}}  "), Span(text, "spark"), Span(ends if text else "", "dim"))
+        lines.append(cut(parts_of_line, width, glyphs))
+    return [fitting(parts, width), (Span(" "), *bars), *lines]
 
 
 def promised_text(ratio: float) -> str:
@@ -154,7 +168,7 @@ def _bars(gpu: GpuStatus, width: int, glyphs: Glyphs) -> Line:
     return cut(spans, width, glyphs)
 
 
-def _flat(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: Glyphs) -> Line:
+def _flat(gpu: GpuStatus, history: History, now_unix_s: float, width: int, glyphs: Glyphs) -> Line:
     rate_text = "open" if gpu.open_ended else f"{token_rate(gpu)}/s"
     used = memory_text(gpu.used_memory_bytes, gpu.total_memory_bytes)
     parts: list[tuple[int, Line]] = [(9, (Span(f" GPU {gpu.index}", "title"),)), (4, (_mode(gpu),))]
@@ -170,7 +184,7 @@ def _flat(gpu: GpuStatus, rate: History, now_unix_s: float, width: int, glyphs: 
         return fitting(parts, width)
     parts.append((7, (Span("tokens ", "dim"), Span(f"{rate_text:>8}"))))
     if width >= 140:
-        parts.append((4, (Span(spark(rate.cells(20, now_unix_s), glyphs), "spark"),)))
+        parts.append((4, (Span(spark(history.cells(20, now_unix_s), glyphs, 1.0), "spark"),)))
     left = fitting(parts, width)
     return cut((*left, Span("  "), *_bars(gpu, width - width_of(left) - 2, glyphs)), width, glyphs)
 

@@ -15,6 +15,7 @@ from vgpu.ctl.exit_codes import say
 from vgpu.ctl.options import Output, OutputOption
 from vgpu.ctl.present import output
 from vgpu.ctl.present.output import Cell
+from vgpu.ctl.present.tables import with_names
 from vgpu.ctl.time_options import SinceOption, clock_time, parse_since
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
@@ -235,13 +236,13 @@ def _printer(names: Names) -> Callable[[EventReading], None]:
 
 
 def what_happened(event: EventReading, name: str) -> str:
-    """The event's text without the id and the kind, which precede it: ``trainer: by uid 0, --sm 30``."""
+    """The event's text without the id and the kind, which precede it: ``trainer: by root, --sm 30``."""
     from vgpu.spec import as_options
 
     text, described = event.text, as_options(event.fields) if event.kind in _DESCRIBING else ""
     if event.vgpu_id:
         text = text.removeprefix(f"{event.vgpu_id} ").removeprefix(f"{event.kind} ")
-    return (f"{name}: " if name else "") + ", ".join(filter(None, (text, described)))
+    return (f"{name}: " if name else "") + ", ".join(filter(None, (with_names(text), described)))
 
 
 def _style(kind: str) -> str:

@@ -198,6 +198,13 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def with_names(text: str) -> str:
+    """An event's text with users' names: ``created by ada`` for ``created by uid 1000``."""
+    import re
+
+    return re.sub(r"\bby uid (\d{1,10})\b", lambda found: f"by {user_name(int(found[1]))}", text)
+
+
 def doing(process: ProcessReading, vgpu_state: str) -> str:
     """What a program of a vGPU in ``vgpu_state`` does, in a word."""
     if not process.alive:

@@ -11,16 +11,24 @@ export class EventsList {
     this.kept = new Map();
   }
 
-  // `called(id)`: the name of the vGPU, or the id.
-  draw(events, called) {
+  // Lines are made once. `forget`: make them anew, since names of users have come.
+  forget() {
+    this.kept.forEach((line) => line.node.remove());
+    this.kept.clear();
+  }
+
+  // `called(id)`: the name of the vGPU, or the id. `users`: their names by uid.
+  draw(events, called, users) {
     const shown = events.slice(-SHOWN).reverse();
     const byKey = new Map(shown.map((event) => [event.key, event]));
-    keyed($("events"), this.kept, [...byKey.keys()], (key) => ({ node: line(byKey.get(key), called) }));
+    keyed($("events"), this.kept, [...byKey.keys()], (key) => ({ node: line(byKey.get(key), called, users) }));
     show($("events-empty"), !events.length);
   }
 }
 
-const line = (event, called) => el("li", {},
+const named = (text, users) => text.replace(/\bby uid (\d+)\b/, (all, uid) => (users[uid] ? `by ${users[uid]}` : all));
+
+const line = (event, called, users) => el("li", {},
   el("time", { datetime: new Date(event.at_unix_s * 1000).toISOString() }, clock(event.at_unix_s)),
   el("b", { class: LOUD.has(event.kind) ? "kind loud" : "kind" }, event.kind),
-  el("span", {}, event.text, " ", event.vgpu_id ? el("a", { href: `#${event.vgpu_id}`, title: event.vgpu_id }, called(event.vgpu_id)) : `GPU ${event.gpu_index}`));
+  el("span", {}, named(event.text, users), " ", event.vgpu_id ? el("a", { href: `#${event.vgpu_id}`, title: event.vgpu_id }, called(event.vgpu_id)) : `GPU ${event.gpu_index}`));

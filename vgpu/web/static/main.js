@@ -48,7 +48,7 @@ function mark(what) {
 function draw() {
   performance.mark("draw");
   if (dirty.has("link")) drawLink();
-  if (dirty.has("events")) events.draw(node.events, (id) => node.snapshot?.vgpus.find((vgpu) => vgpu.vgpu_id === id)?.name ?? id);
+  if (dirty.has("events")) events.draw(node.events, (id) => node.snapshot?.vgpus.find((vgpu) => vgpu.vgpu_id === id)?.name ?? id, labels.users);
   if (dirty.has("snapshot") || dirty.has("filter")) drawSnapshot();
   dirty.clear();
   performance.measure("draw", "draw");
@@ -88,7 +88,12 @@ async function label(snapshot) {
   if (of === labelled.of && performance.now() - labelled.atMs < LABELS_MS) return;
   labelled = { atMs: performance.now(), of };
   try {
+    const users = JSON.stringify(labels.users);
     labels = await ask("GET", "labels");
+    if (JSON.stringify(labels.users) !== users) {
+      events.forget();
+      mark("events");
+    }
   } catch {
     return; // the page says that the node does not answer
   }
