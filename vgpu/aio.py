@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, Unpack
 
 from vgpu import extras
 from vgpu.api import handle, programs
@@ -71,6 +71,9 @@ class Vgpu:
     async def stats(self) -> Stats:
         return await self._call(lambda vgpu: vgpu.stats())
 
+    async def mounts(self) -> list[str]:
+        return await self._call(lambda vgpu: vgpu.mounts())
+
     async def resize(self, *, sm: Percent | None = None, mem: Size | None = None, **changes: Unpack[Changes]) -> None:
         await self._call(lambda vgpu: vgpu.resize(sm=sm, mem=mem, **changes))
 
@@ -106,6 +109,7 @@ async def create(
     gpu: int | str = "auto",
     owner: str | int | None = None,
     keep: bool = False,
+    attach: Literal["owner", "mount"] = "owner",
     node: Node | None = None,
     **options: Unpack[Options],
 ) -> AsyncIterator[Vgpu]:
@@ -113,7 +117,9 @@ async def create(
     path = None if node is None else node.path
 
     def make(interruptible: _Interruptible) -> handle.Vgpu:
-        return interruptible.create(spec, sm=sm, mem=mem, name=name, gpu=gpu, owner=owner, keep=keep, **options)
+        return interruptible.create(
+            spec, sm=sm, mem=mem, name=name, gpu=gpu, owner=owner, keep=keep, attach=attach, **options
+        )
 
     def undo(made: handle.Vgpu) -> None:
         handle.discard(made.id, path)

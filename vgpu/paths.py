@@ -22,6 +22,10 @@ SYSTEM_RUNTIME: Final = Path("/run/vgpu")
 """Of root's node, by default. A client of a user without a node finds root's node there."""
 
 
+CDI_DIR: Final = Path("/var/run/cdi")
+"""Where Docker, podman and containerd look for devices by default."""
+
+
 @dataclass(frozen=True, slots=True)
 class NodePaths:
     """``runtime``: sockets, gone after a reboot. ``state``: journals and logs, kept."""
@@ -76,6 +80,14 @@ class NodePaths:
         """A link to the id of the owner's vGPU of that name."""
         return self.runtime / "names" / str(owner_uid) / name
 
+    def attach_dir(self, vgpu_id: str) -> Path:
+        """The directory that a container has mounted. Its parent admits the node's user alone, so only a mount leads
+        there."""
+        return self.runtime / "attach" / vgpu_id
+
+    def mount_socket(self, vgpu_id: str) -> Path:
+        return self.attach_dir(vgpu_id) / "broker.sock"
+
     @property
     def longest_sockets(self) -> tuple[Path, ...]:
         """The paths of sockets that are longest in a node."""
@@ -92,6 +104,21 @@ class NodePaths:
 
     def journal(self, gpu_uuid: str) -> Path:
         return self.state / f"{gpu_uuid}.sqlite"
+
+    @property
+    def container_files(self) -> Path:
+        """The files that every container has mounted (vgpu/integrations/container.py). Not below ``runtime``: ``/run``
+        is often mounted ``noexec``, and a container's mount would inherit that."""
+        return self.state / "container"
+
+    @property
+    def cdi(self) -> Path | None:
+        """Where container engines find devices. ``VGPU_CDI_DIR`` names it; "": the node writes no devices. By default
+        the node of the system writes to ``/var/run/cdi``."""
+        given = os.environ.get("VGPU_CDI_DIR")
+        if given is not None:
+            return Path(given).absolute() if given else None
+        return CDI_DIR if self.runtime == SYSTEM_RUNTIME and os.geteuid() == 0 else None
 
     @property
     def logs(self) -> Path:

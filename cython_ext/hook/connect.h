@@ -131,13 +131,26 @@ static inline uint64_t vgpu_file_number(int fd) {
 }
 static inline int vgpu_uid(void) { return (int)getuid(); }
 static inline long vgpu_link(const char *path, char *out, size_t capacity) { return (long)readlink(path, out, capacity); }
-static inline long vgpu_cores(void) { return sysconf(_SC_NPROCESSORS_ONLN); }
+/* Those on which this process may run; by its number, since the C library's function came with newer versions. */
+static inline long vgpu_cores(void) {
+    unsigned long set[128] = {0};
+    long bytes = syscall(SYS_sched_getaffinity, 0, sizeof set, set), cores = 0;
+    for (long i = 0; i * (long)sizeof *set < bytes; i++) cores += __builtin_popcountl(set[i]);
+    return cores > 0 ? cores : sysconf(_SC_NPROCESSORS_ONLN);
+}
 /* Whether the directory is there; one that was removed, but is mounted in this container, is not. */
 static inline int vgpu_is_kept(const char *directory) {
     struct stat found;
     return !syscall(SYS_newfstatat, AT_FDCWD, directory, &found, 0) && found.st_nlink > 0;
 }
 static inline int vgpu_exists(const char *path) { return access(path, F_OK) == 0; }
+/* What the file begins with; the number of bytes, or -1. */
+static inline long vgpu_read(const char *path, char *out, size_t capacity) {
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    ssize_t n = fd < 0 ? -1 : read(fd, out, capacity);
+    if (fd >= 0) close(fd);
+    return (long)n;
+}
 
 /* The program's name as `ps` would show it, for the books only. */
 static inline void vgpu_command(char *out, size_t capacity) {

@@ -418,11 +418,12 @@ cdef inline SimGpu* sim_map(const char* folder, int index, uint32_t library) noe
 
 
 cdef inline int sim_map_all(SimGpu** gpus, uint32_t library) noexcept nogil:
-    """Map every GPU of $VGPU_SIM_DIR, in order; their number."""
+    """Map every GPU of $VGPU_SIM_DIR, in order; their number. In a container (vgpu/integrations/container.py) they are
+    found without a variable."""
     cdef const char* folder = getenv(b"VGPU_SIM_DIR")
     cdef int count = 0
     if folder == NULL or folder[0] == 0:
-        return 0
+        folder = b"/run/vgpu/here/sim"
     while count < SIM_MAX_GPUS:
         gpus[count] = sim_map(folder, count, library)
         if gpus[count] == NULL:

@@ -20,6 +20,7 @@ from gpuserver.runtime.journal import VgpuRow
 from vgpu.enums import OnServerLoss, Oversubscribe
 from vgpu.errors import VgpuError
 from vgpu.identity import Member, Process
+from vgpu.integrations.claims import Claim
 from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
 from vgpu.share import Share
@@ -192,6 +193,20 @@ class Vgpu:
 
     def is_answer_to(self, uid: int, request_id: str) -> bool:
         return self.origin.request_id == request_id and self.record.owner.uid == uid
+
+    def is_of_claim(self, uid: int, claim: Claim) -> bool:
+        return self.record.owner.uid == uid and claim.is_same(self.origin.claim)
+
+    @property
+    def tenant(self) -> int:
+        """By which its store is known. The vGPUs of one owner share a store. A vGPU that containers mount has a store
+        of its own, by a number that is no uid."""
+        return -1 - self.record.key if self.mountable else self.record.owner.uid
+
+    @property
+    def mountable(self) -> bool:
+        """It admits each process that reaches it through a container's mount."""
+        return self.origin.attach == "mount"
 
     @property
     def present(self) -> dict[int, Process]:

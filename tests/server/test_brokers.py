@@ -35,6 +35,7 @@ class Played:
                 activity=object(),
                 broker=NO_PROCESS,
                 keeper_scope=None,
+                mountable=False,
                 registered=trio.Event(),
                 removed=trio.Event(),
                 failure="",

@@ -47,6 +47,7 @@ class Played:
 
     def __init__(self, name: str, key: int, where: Where = Where.RESIDENT) -> None:
         owner, share = SimpleNamespace(uid=1), SimpleNamespace(priority=Priority.NORMAL)
+        self.tenant = owner.uid
         self.record = SimpleNamespace(vgpu_id=name, key=VgpuIndex(key), owner=owner, share=share)
         self.share = None
         self.grants = SimpleNamespace(present_bytes=0, spare_bytes=0)

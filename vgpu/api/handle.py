@@ -84,6 +84,11 @@ class Vgpu:
             self.reading = link.ask("inspect", vgpu=self.id)["vgpu"]
         return Stats.of(self.reading)
 
+    def mounts(self) -> list[str]:
+        """What a container with this vGPU mounts, as ``docker run -v`` and ``podman run -v`` take it."""
+        with self._open_link() as link:
+            return list(link.ask("inspect", vgpu=self.id)["mounts"])
+
     def resize(self, *, sm: Percent | None = None, mem: Size | None = None, **changes: Unpack[Changes]) -> None:
         """Change it while programs run. What is not given stays as it is."""
         wanted = fields_of(Changes, sm=sm, mem=mem, **changes)

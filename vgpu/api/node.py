@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Literal, Unpack
 from uuid import uuid4
 
 from vgpu.api.handle import Vgpu, discard
@@ -34,6 +34,7 @@ class Node:
         gpu: int | str = "auto",
         owner: str | int | None = None,
         keep: bool = False,
+        attach: Literal["owner", "mount"] = "owner",
         **options: Unpack[Options],
     ) -> Vgpu:
         """A new vGPU, already admitting programs. If this call is interrupted, no vGPU stays. Where no node
@@ -42,7 +43,8 @@ class Node:
         ``sm``: percent of the GPU's compute. ``mem``: bytes or a text such as ``8G``; by default the same part as
         ``sm``. ``gpu``: "auto", an index or a UUID. ``owner``: as root, the user (name or uid) whose vGPU it will be.
         ``keep``: it stays when this process ends, and when a ``with`` block does. Otherwise the node removes it once
-        this process has ended and no program is attached. ``spec``: a ``VgpuSpec`` in place of the options.
+        this process has ended and no program is attached. ``attach`` "mount": containers of any user that have its
+        directory mounted may use it (``Vgpu.mounts``). ``spec``: a ``VgpuSpec`` in place of the options.
         """
         fields = fields_of(Options, sm=sm, mem=mem, name=name, **options)
         if spec is not None:
@@ -55,6 +57,8 @@ class Node:
         }
         if owner is not None:
             request["owner_uid"] = uid_of(owner)
+        if attach != "owner":
+            request["attach"] = attach
         with self.open_link(for_new=True) as link:
             vgpu = Vgpu(link.change("create", **request), self.open_link, removed_at_exit=not keep)
             try:

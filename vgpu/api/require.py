@@ -5,7 +5,8 @@ from __future__ import annotations
 import builtins
 import os
 import sys
-from typing import Unpack
+from pathlib import Path
+from typing import Final, Unpack
 
 from client_hook import interpreter
 from client_hook.errors import CannotStart
@@ -16,6 +17,9 @@ from vgpu.api.node import Node
 from vgpu.api.options import Options, Percent, Size
 from vgpu.errors import ErrorCode, VgpuError
 
+MOUNTED: Final = "/run/vgpu/here"
+"""Where a container has its vGPUs (vgpu/integrations/container.py)."""
+
 
 def require(
     *,
@@ -25,13 +29,14 @@ def require(
     gpu: int | str = "auto",
     **options: Unpack[Options],
 ) -> None:
-    """Start this program again, in a new vGPU. If it runs in a vGPU already (``VGPU_ID``), do nothing.
+    """Start this program again, in a new vGPU. If it runs in a vGPU already (``VGPU_ID``, or its container's), do
+    nothing.
 
     Call it first: what the program has done so far, it does twice. The process keeps its pid, and the node removes the
     vGPU once the process has ended. Options: as ``create``. ``VgpuError``: as ``create``; ``invalid``: an interactive
     interpreter, or a program from standard input, cannot start again.
     """
-    if os.environ.get("VGPU_ID"):
+    if os.environ.get("VGPU_ID") or any(Path(MOUNTED).glob("vgpu-*")):
         return
     _check_repeatable()
     vgpu = Node().create(sm=sm, mem=mem, name=name, gpu=gpu, **options)

@@ -129,14 +129,22 @@ class Admissions:
             yield slot, process
 
     def knock(
-        self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int, *, unused: bool = False, names: bool = False
+        self,
+        attach: Attach,
+        peer: Peer,
+        vgpu: Adopt,
+        now_ns: int,
+        *,
+        unused: bool = False,
+        names: bool = False,
+        mounted: bool = False,
     ) -> Admission | Refused:
         """Decide about one attach request. An admission with a new slot takes that slot at once.
 
         ``unused``: the slot that the process holds was never taken by its hook. ``names``: the page says that the slot
-        it asks for is its own.
+        it asks for is its own. ``mounted``: it came through the socket that only a mount leads to.
         """
-        refused = self._refusal(attach, peer, vgpu, now_ns)
+        refused = self._refusal(attach, peer, vgpu, now_ns, mounted=mounted)
         if refused is not None:
             return refused
         if attach.role == "observer":
@@ -178,7 +186,7 @@ class Admissions:
         """Whether the process was admitted before. It may run as another user since then."""
         return process in self._returning or self.slot_of(process) is not None
 
-    def _refusal(self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int) -> Refused | None:
+    def _refusal(self, attach: Attach, peer: Peer, vgpu: Adopt, now_ns: int, *, mounted: bool) -> Refused | None:
         if attach.version != HOOK_VERSION:
             return Refused(
                 code="version",
@@ -187,9 +195,15 @@ class Admissions:
             )
         if self.removed:
             return Refused(code="removed", error=f"{vgpu.vgpu_id} is being removed; create another: vgpuctl create")
+        if peer.process.pid == 0:
+            return Refused(
+                code="mode",
+                error="the node runs in a PID namespace that does not contain this process; run the node on the host, "
+                "or in a pod with hostPID: true",
+            )
         if peer.process.start_time == 0:
             return Refused(code="unavailable", error=f"process {peer.process.pid} ended while it attached")
-        if not may_attach(peer, vgpu) and not (attach.role == "process" and self._known(peer.process)):
+        if not mounted and not may_attach(peer, vgpu) and not (attach.role == "process" and self._known(peer.process)):
             return Refused(
                 code="not-yours",
                 error=f"{vgpu.vgpu_id} belongs to uid {vgpu.owner_uid}, this process runs as uid {peer.uid}; "

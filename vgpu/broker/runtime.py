@@ -32,7 +32,7 @@ from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.pages.relaypage import RelayPage
 from cython_ext.relay.relay import Relay
 from vgpu.broker.core import Admission, Admissions, company, gpu_full, may_attach
-from vgpu.broker.ownsockets import OwnSockets
+from vgpu.broker.ownsockets import OwnSockets, Serve
 from vgpu.broker.places import has_place
 from vgpu.errors import VgpuError, cleaned
 from vgpu.identity import Peer, Process
@@ -211,12 +211,9 @@ class Broker:
             if self._alive is not None:
                 self._nursery.start_soon(_be_found, listen(self._alive, mode=0o600))
             self._nursery.start_soon(self._own_sockets.run)
-            listener = listen(self._door, **_door_permissions(vgpu))
-            self._nursery.start_soon(
-                partial(
-                    serve_links, listener, self._receive, self._cannot_accept, most=self._limits.visitors_per_broker
-                )
-            )
+            self._serve(listen(self._door, **_door_permissions(vgpu)), self._receive)
+            if vgpu.mount_door:
+                self._serve(listen(Path(vgpu.mount_door), mode=0o666), partial(self._receive, mounted=True))
         if self._link is None:
             self._link = link
             await link.send(Listening().model_dump())
@@ -224,6 +221,10 @@ class Broker:
                 await self._tell(self._reports[slot])
             for slot, process in self._admissions.dead():
                 await self._tell(_died(slot, process))
+
+    def _serve(self, listener: trio.socket.SocketType, receive: Serve) -> None:
+        most = self._limits.visitors_per_broker
+        self._nursery.start_soon(partial(serve_links, listener, receive, self._cannot_accept, most=most))
 
     def _map(self, vgpu: Adopt, descriptors: list[int]) -> None:
         grants_fd, activity_fd, relay_fd, store_fd = [*descriptors, -1][:4]
@@ -329,7 +330,8 @@ class Broker:
         """A broker reports through its link; only what concerns links themselves goes to stderr (the server's log)."""
         tell("warning", text, "broker", vgpu=self._vgpu_id, reason=str(error))
 
-    async def _receive(self, sock: trio.socket.SocketType) -> None:
+    async def _receive(self, sock: trio.socket.SocketType, *, mounted: bool = False) -> None:
+        """Serve one process. ``mounted``: it came through the socket that only a mount leads to."""
         peer = NO_PEER
         visitor: int | None = None
         try:
@@ -342,14 +344,14 @@ class Broker:
                 most_items=MAX_REQUEST_ITEMS,
             ) as stream:
                 peer = peer_of(sock)
-                if not self._may_visit(peer.uid):
+                if not mounted and not self._may_visit(peer.uid):
                     text = "users of the share group have all places at the broker but the owner's"
                     await stream.send(Refused(code="unavailable", error=f"{self._vgpu_id}: {text}").model_dump())
                     raise ProtocolError(text)
                 visitor = peer.uid
                 self._visitors[visitor] += 1
                 with trio.move_on_after(ATTACH_S) as patience:
-                    await self._attach(stream, peer)
+                    await self._attach(stream, peer, mounted=mounted)
                 if patience.cancelled_caught:
                     raise ProtocolError(f"it did not attach within {ATTACH_S:g} s")
         except (*LINK_ENDED, VgpuError, ValidationError) as error:
@@ -389,7 +391,7 @@ class Broker:
             reason = self._left_out.reason + and_more(missed - 1)
             await self._tell(self._left_out.model_copy(update={"reason": reason}))
 
-    async def _attach(self, stream: MessageStream, peer: Peer) -> None:
+    async def _attach(self, stream: MessageStream, peer: Peer, *, mounted: bool) -> None:
         received = await stream.receive()
         if received is None:
             return
@@ -400,7 +402,7 @@ class Broker:
             raise
         assert self._vgpu is not None
         assert self._pages is not None
-        decision = await self._decide(attach, peer, self._vgpu)
+        decision = await self._decide(attach, peer, self._vgpu, mounted=mounted)
         if isinstance(decision, Refused):
             await stream.send(decision.model_dump())
             return
@@ -452,7 +454,7 @@ class Broker:
             return True
         return has_place(vgpu.key, relay_page.processes_by_key(), dict(vgpu.places), vgpu.most_processes)
 
-    async def _decide(self, attach: Attach, peer: Peer, vgpu: Adopt) -> Admission | Refused:
+    async def _decide(self, attach: Attach, peer: Peer, vgpu: Adopt, *, mounted: bool) -> Admission | Refused:
         """The core's decision. The shell adds what the page says of slots that this very process has or asks for."""
         unused = False
         mine = self._admissions.slot_of(peer.process) if attach.role == "process" else None
@@ -461,7 +463,8 @@ class Broker:
             if self._activity.is_left(mine):  # exec: the new program knocks before the end of the old one is known
                 await self._died(mine, peer.process)
         names = attach.slot >= 0 and self._activity.names(attach.slot, peer.process.pid, peer.process.start_time)
-        return self._admissions.knock(attach, peer, vgpu, time.monotonic_ns(), unused=unused, names=names)
+        now_ns = time.monotonic_ns()
+        return self._admissions.knock(attach, peer, vgpu, now_ns, unused=unused, names=names, mounted=mounted)
 
     def _attached(self, decision: Admission, peer: Peer, attach: Attach, vgpu: Adopt) -> Attached:
         """The report about a process for the server. A process keeps for life what it was started with."""
@@ -507,7 +510,7 @@ class Broker:
         yield from self._admissions.returning()
 
     def _may_attach(self, peer: Peer) -> bool:
-        return self._vgpu is not None and may_attach(peer, self._vgpu)
+        return self._vgpu is not None and (bool(self._vgpu.mount_door) or may_attach(peer, self._vgpu))
 
     def _admitted(self, decision: Admission, vgpu: Adopt) -> Admitted:
         fields = set(Admitted.model_fields) - {"ok", "slot", "now_ns", "broker_epoch"}

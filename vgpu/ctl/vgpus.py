@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from enum import StrEnum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
     from vgpu.spec import VgpuChanges
 
 
+class AttachChoice(StrEnum):
+    """Which processes the vGPU admits."""
+
+    OWNER = "owner"
+    MOUNT = "mount"
+
+
 IDLE: Final = frozenset({"idle", "suspended", "idle-suspended", "swapped", "failed"})
 """States in which ``prune`` removes a vGPU without programs."""
 
@@ -42,6 +50,9 @@ def create(
     owner: Annotated[
         str | None, typer.Option(metavar="USER", help="As root: the user whose vGPU it will be, by name or uid.")
     ] = None,
+    attach: Annotated[
+        AttachChoice, typer.Option(help="mount: containers of any user that have its directory mounted may use it.")
+    ] = AttachChoice.OWNER,
 ) -> None:
     """Make a vGPU and print its VGPU_ID."""
     from vgpu.api.owner import uid_of
@@ -49,7 +60,7 @@ def create(
     owner_uid = None if owner is None else uid_of(owner)
     with node_for_vgpu() as node:
         with progress.waiting("making a vGPU"):
-            vgpu = node.create(wanted.spec, wanted.gpu, confirm=False, owner_uid=owner_uid)
+            vgpu = node.create(wanted.spec, wanted.gpu, confirm=False, owner_uid=owner_uid, attach=attach.value)
         warn(vgpu)
         _print_made(vgpu, form)  # until its id is out, it goes with this process
         node.confirm(vgpu)

@@ -184,7 +184,7 @@ class NodeControl:
 
     async def _admit(self, request: Create, owner_uid: int, asker: Process) -> Creation:
         snapshot = await self._survey.snapshot()
-        gpus = [vgpu.gpu_index for vgpu in snapshot.vgpus if _answers(vgpu, request.request_id, owner_uid)]
+        gpus = [vgpu.gpu_index for vgpu in snapshot.vgpus if _answers(vgpu, request, owner_uid)]
         if not gpus:
             if request.spec.name is not None:
                 await self._refuse_taken_name(request.spec.name, owner_uid)
@@ -217,7 +217,7 @@ class NodeControl:
             finally:
                 creation.close()
         for vgpu in (await self._survey.snapshot()).vgpus:  # confirmed before, perhaps, and the answer was lost
-            if _answers(vgpu, request_id, vgpu.owner_uid if uid == 0 else uid):
+            if _was_made_for(vgpu, request_id, vgpu.owner_uid if uid == 0 else uid):
                 return await self._forwarder.to_gpu(vgpu.gpu_index, request, vgpu.owner_uid, Confirmed)
         raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
 
@@ -350,6 +350,11 @@ def _owner_of(request: Create, uid: int) -> int:
     return request.owner_uid
 
 
-def _answers(vgpu: VgpuStatus, request_id: str, uid: int) -> bool:
-    """Whether ``vgpu`` was made for this request of this user."""
+def _answers(vgpu: VgpuStatus, request: Create, uid: int) -> bool:
+    """Whether ``vgpu`` was made for this request, or for the same claim, of this user."""
+    same_claim = request.claim is not None and vgpu.owner_uid == uid and request.claim.is_same(vgpu.claim)
+    return same_claim or _was_made_for(vgpu, request.request_id, uid)
+
+
+def _was_made_for(vgpu: VgpuStatus, request_id: str, uid: int) -> bool:
     return bool(request_id) and (vgpu.request_id, vgpu.owner_uid) == (request_id, uid)

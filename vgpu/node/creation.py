@@ -50,7 +50,10 @@ class Creation:
         self.close()
         self.link, welcome = await open_link(self.server.socket, Hello())
         self.version = welcome.version
-        return await self._ask(self.request, VgpuStatus)
+        reading = await self._ask(self.request, VgpuStatus)
+        if reading.request_id and reading.request_id != self.request.request_id:  # the claim has a vGPU already
+            self.request = self.request.model_copy(update={"request_id": reading.request_id})
+        return reading
 
     async def finish(self) -> VgpuStatus:
         """Wait until the vGPU is made."""

@@ -10,6 +10,7 @@ from uuid import uuid4
 from pydantic import BaseModel, ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.integrations.claims import Attach, Claim
 from vgpu.protocol.blocking import PATIENT_S, BlockingLink, client_socket
 from vgpu.protocol.codec import Message
 from vgpu.protocol.hello import Hello, Request, Welcome
@@ -85,16 +86,25 @@ class ControlLink(BlockingLink):
         request_id: str = "",
         confirm: bool = True,
         owner_uid: int | None = None,
+        claim: Claim | None = None,
+        attach: Attach = "owner",
     ) -> VgpuStatus:
         """A new vGPU, already admitting processes. ``no-room`` names the largest that would fit.
 
         ``lifetime`` "process": the node removes the vGPU once this process has ended and no process is attached.
         ``request_id``: the same one again has the same vGPU as its answer; "": this method makes one. ``confirm``
         false: the caller calls ``confirm`` once the answer is where it is needed. Without that, the node removes the
-        vGPU when this link ends. ``owner_uid``: as root, the user whose vGPU it will be.
+        vGPU when this link ends. ``owner_uid``: as root, the user whose vGPU it will be. ``claim``: the same one again
+        has the same vGPU. ``attach`` "mount": each process that a container's mount leads there is admitted.
         """
         request = Create(
-            spec=spec, gpu=gpu, lifetime=lifetime, request_id=request_id or uuid4().hex, owner_uid=owner_uid
+            spec=spec,
+            gpu=gpu,
+            lifetime=lifetime,
+            request_id=request_id or uuid4().hex,
+            owner_uid=owner_uid,
+            claim=claim,
+            attach=attach,
         )
         vgpu = self._ask(request, VgpuStatus)
         if confirm:

@@ -169,6 +169,7 @@ class Adopt(Message):
     ``processes``: all that have a slot of the page, for a broker that has just begun; what the page itself says of
     slots, a tenant may have written. ``returning``: processes of a page that is lost, from the journal; they may come
     back. ``places``: of the ``most_processes``, those that are kept for each vGPU of the GPU (key, count).
+    ``mount_door``: path of a second socket, which containers have mounted and where each user may attach; "": none.
     """
 
     op: Literal["adopt"] = "adopt"
@@ -194,6 +195,7 @@ class Adopt(Message):
     processes: tuple[Attached, ...] = ()
     returning: tuple[Attached, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
+    mount_door: str = ""
 
 
 class Noted(Message):

@@ -25,11 +25,12 @@ from pydantic import (
 from vgpu import retired
 from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.integrations.claims import Attach, Claim
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
-from vgpu.protocol.versions import LEASES_SINCE, OWNERS_SINCE, REQUEST_IDS_SINCE
+from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, REQUEST_IDS_SINCE
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
@@ -69,6 +70,9 @@ class Create(Request):
     ``owner_uid``: the user whose vGPU it will be; None: the asker's. Only root may name another user. The node forwards
     the request in that user's name, so a GPU Server does not get this field.
 
+    ``claim``: of the engine that asks. The same claim of the same owner has the same vGPU; ``exists`` if it is to be
+    another one than it is. ``attach``: which processes the vGPU admits.
+
     ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer sends. −1: there is none, and the
     message to an older GPU Server leaves the field out.
     """
@@ -81,11 +85,13 @@ class Create(Request):
     lifetime: Lifetime = "kept"
     wait: bool = True
     owner_uid: int | None = Field(default=None, ge=0, lt=1 << 32)
+    claim: Claim | None = None
+    attach: Attach = "owner"
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
-        absent = {"share_gid": -1, "owner_uid": None}
+        absent = {"share_gid": -1, "owner_uid": None, "claim": None, "attach": "owner"}
         return {name: value for name, value in fields.items() if name not in absent or value != absent[name]}
 
     def said_to(self, version: int) -> dict[str, Any]:
@@ -93,6 +99,12 @@ class Create(Request):
             raise VgpuError(
                 ErrorCode.VERSION,
                 "this node is of an older release, which has no --owner",
+                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+            )
+        if (self.claim is not None or self.attach != "owner") and version < CLAIMS_SINCE:
+            raise VgpuError(
+                ErrorCode.VERSION,
+                "this node is of an older release, which has no claims and no --attach",
                 "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
             )
         if version >= REQUEST_IDS_SINCE:
@@ -416,6 +428,8 @@ class VgpuStatus(Reading):
     swaps_in: int = 0  # and back
     request_id: str = ""  # with which it was asked for
     lifetime: Lifetime = "kept"  # process: it goes with the process that asked for it
+    claim: Claim | None = None  # of the engine that asked for it
+    attach: Attach = "owner"  # mount: it admits each process that reaches it through a mount
     asker_pid: int | None = None  # that process
 
 
@@ -486,6 +500,7 @@ class VgpuDetail(Reading):
     gpu: GpuStatus
     notes: tuple[str, ...]
     advice: Advice | None = None
+    mounts: tuple[str, ...] = ()  # of a container with this vGPU, as docker run -v takes them
 
 
 class OutsideProcess(Reading):

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 3
+PROTOCOL_VERSION: Final = 4
 """It rises with every message that one end sends unasked, so that an end gets only messages that it knows.
 
 2: ``Look``.
 3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime``, ``wait`` and ``owner_uid``; ``Await``, ``Confirm``.
+4: ``Create`` carries ``claim`` and ``attach``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3
@@ -17,3 +18,5 @@ LEASES_SINCE: Final = 3
 """The first version that has ``VgpuSpec.lease``."""
 OWNERS_SINCE: Final = 3
 """The first version that has ``Create.owner_uid``."""
+CLAIMS_SINCE: Final = 4
+"""The first version that has ``Create.claim`` and ``Create.attach``."""

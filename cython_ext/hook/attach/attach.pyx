@@ -14,6 +14,8 @@ from cython_ext.hook.hook cimport (
     vgpu_contexts_move, vgpu_give_turn, vgpu_let_go, vgpu_log, vgpu_memory_after_fork, vgpu_memory_moves,
     vgpu_place_books, vgpu_ring, vgpu_say, vgpu_set_for_driver, vgpu_stands_aside, vgpu_start_thread, vgpu_take_slot,
 )
+from cython_ext.hook.attach.cores cimport usable_cores
+from cython_ext.hook.attach.mounted cimport is_mounted, mounted_directory, mounted_ids
 from cython_ext.hook.attach.paths cimport append, find_by_name, runtime_directory, well_formed
 from cython_ext.hook.attach.reply cimport Reply, vgpu_converse, vgpu_unreachable
 from cython_ext.hook.state cimport (
@@ -36,7 +38,6 @@ cdef extern from *:
     """
 
 cdef extern from "hook/connect.h" nogil:
-    long vgpu_cores() noexcept
     bint vgpu_is_kept(const char* directory) noexcept
     bint vgpu_exists(const char* path) noexcept
     bint vgpu_listens(const char* path) noexcept
@@ -98,9 +99,12 @@ cdef inline uint32_t answering(ActivityPage* activity, const Reply* reply) noexc
 
 cdef bint node_listens(const Gate* gate) noexcept nogil:
     """Whether the node listens, by the vGPU's directory. The environment is the program's, which may change it during a
-    read."""
+    read. A container has no socket of the node: there the mounted directory stands for it."""
     cdef char[272] control
-    cdef size_t root = strlen(gate.directory) - strlen(b"/vgpus/") - strlen(gate.vgpu_id)
+    cdef size_t root
+    if is_mounted(gate.directory):
+        return vgpu_is_kept(gate.directory)
+    root = strlen(gate.directory) - strlen(b"/vgpus/") - strlen(gate.vgpu_id)
     memcpy(control, gate.directory, root)
     control[root] = 0
     return append(control, sizeof(control), b"/control.sock") and vgpu_listens(control)
@@ -127,7 +131,7 @@ cdef int attach_one(Gate* gate, const char* vgpu_id, bint observer, Reply* reply
         vgpu_say(b"VGPU_ID=", vgpu_id, b" is not a vGPU's id (vgpu- and eight hex digits): vgpuctl ls shows them")
         return CUDA_ERROR_NO_DEVICE
     memcpy(gate.vgpu_id, vgpu_id, strlen(vgpu_id) + 1)
-    if not (
+    if not mounted_directory(gate.directory, sizeof(gate.directory), vgpu_id) and not (
         runtime_directory(gate.directory, sizeof(gate.directory))
         and append(gate.directory, sizeof(gate.directory), b"/vgpus/")
         and append(gate.directory, sizeof(gate.directory), vgpu_id)
@@ -304,16 +308,21 @@ cdef int settle_ids(State* all, const char* ids, bint observer) noexcept nogil:
 
 
 cdef public int vgpu_attach(bint observer) noexcept nogil:
-    """Attach the process to the vGPUs in VGPU_ID, once. What cuInit is to return; CUDA_SUCCESS also without VGPU_ID.
+    """Attach the process to the vGPUs in VGPU_ID, once; without it, to those of its container. What cuInit is to
+    return; CUDA_SUCCESS also where there is no vGPU.
 
     ``observer``: pages only, no slot, for NVML before cuInit; a later cuInit attaches in full.
     """
     cdef const char* ids = getenv(b"VGPU_ID")
+    cdef char[256] mounted
     cdef State* all
+    cdef long cores
     cdef int error = CUDA_SUCCESS
     cdef int saved = errno
-    if ids == NULL:
-        ids = b""
+    if ids == NULL or ids[0] == 0:
+        mounted_ids(mounted, sizeof(mounted))
+        (&errno)[0] = saved
+        ids = mounted
     if (ids[0] == 0 and state() == NULL) or (not observer and hides_all_devices()) or vgpu_stands_aside(observer):
         return CUDA_SUCCESS
     if not make_state():
@@ -330,7 +339,9 @@ cdef public int vgpu_attach(bint observer) noexcept nogil:
         error = CUDA_ERROR_NO_DEVICE
     elif error == CUDA_SUCCESS and ids[0] != 0 and not all.attached and not (observer and all.observer):
         vgpu_memory_after_fork()
-        all.spins = vgpu_cores() >= CORES_TO_SPARE
+        cores = usable_cores()
+        all.spins = cores >= CORES_TO_SPARE
+        vgpu_log(b"cores, spins", cores, all.spins)
         error = find_meant(all, ids)
         if error == CUDA_SUCCESS:
             error = attach_all(all, all.meant_ids, observer)

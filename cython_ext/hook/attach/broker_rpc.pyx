@@ -8,6 +8,7 @@ from libc.stdint cimport int64_t, uint8_t, uint64_t
 from libc.string cimport memset, strchr, strlen
 
 from cython_ext.hook.hook cimport vgpu_map_store, vgpu_say
+from cython_ext.hook.attach.mounted cimport is_mounted
 from cython_ext.hook.attach.paths cimport append, append_number, runtime_directory
 from cython_ext.hook.attach.reply cimport Reply
 from cython_ext.hook.state cimport CUDA_ERROR_NO_DEVICE, CUDA_ERROR_OPERATING_SYSTEM, Gate, state
@@ -30,6 +31,7 @@ cdef extern from "hook/connect.h" nogil:
     long vgpu_file_size(int fd) noexcept
     void vgpu_command(char* out, size_t capacity) noexcept
     bint vgpu_exists(const char* path) noexcept
+    bint vgpu_is_kept(const char* directory) noexcept
     int close(int fd) noexcept
     void* mmap(void* address, size_t size, int protection, int flags, int fd, long offset) noexcept
     int madvise(void* address, size_t size, int advice) noexcept
@@ -77,6 +79,18 @@ cdef public int vgpu_unreachable(const char* vgpu_id, const char* directory, int
     if cause != NULL:
         vgpu_say(vgpu_id, b": ", cause)
         return CUDA_ERROR_OPERATING_SYSTEM
+    if is_mounted(directory) and reason == EACCES:
+        vgpu_say(
+            vgpu_id, b", the vGPU of this container, admits programs of its owner alone: run the container as that "
+            b"user, or create the vGPU with --attach mount", b""
+        )
+        return CUDA_ERROR_NO_DEVICE
+    if is_mounted(directory):
+        vgpu_say(
+            vgpu_id, b", the vGPU of this container, was removed, or its node does not run: ", b"the administrator of "
+            b"this machine can start the node, or this container with another vGPU"
+        )
+        return CUDA_ERROR_OPERATING_SYSTEM if vgpu_is_kept(directory) else CUDA_ERROR_NO_DEVICE
     if reason == EACCES:
         vgpu_say(vgpu_id, b" belongs to another user", b": vgpuctl create makes one of your own")
         return CUDA_ERROR_NO_DEVICE

@@ -2,7 +2,8 @@
 
 The application's list counts the vGPUs' devices, as in a container that was given only these: ``0`` is the first id in
 VGPU_ID. A UUID, or a unique beginning of one, means the vGPU on that GPU. As in CUDA, the first entry that means
-nothing ends the list.
+nothing ends the list. Slurm and Ray count the machine's GPUs: a program with one vGPU may also name the index of its
+GPU.
 
 The driver finds the list that results from it while it starts; the program and its children keep their own.
 
@@ -52,6 +53,8 @@ cdef inline int selected_gate(const State* all, const char* entry, size_t size) 
         if not c'0' <= entry[i] <= c'9':
             return -1
         number = 10 * number + entry[i] - c'0'
+    if all.gate_count == 1 and number == all.gates[0].gpu_index:
+        return 0
     return number if number < <int>all.gate_count else -1
 
 

@@ -18,6 +18,7 @@ from enum import Enum
 from typing import Final, Self
 
 from vgpu.identity import Process
+from vgpu.integrations.claims import Attach, Claim
 
 CLAIM_S: Final = 20.0
 """After a restart: a node waits 8 s for its server, and asks again by the same id."""
@@ -35,12 +36,15 @@ class Fate(Enum):
 @dataclass(frozen=True, slots=True)
 class Origin:
     """``request_id`` "": none was given. ``confirmed``: the asker has the answer. ``asker``: the process whose end ends
-    the vGPU, in the boot ``boot_id``; ``NO_ASKER``: it is kept."""
+    the vGPU, in the boot ``boot_id``; ``NO_ASKER``: it is kept. ``claim``: of the engine that
+    asked. ``attach``: which processes the vGPU admits."""
 
     request_id: str = ""
     confirmed: bool = True
     asker: Process = NO_ASKER
     boot_id: str = ""
+    claim: Claim | None = None
+    attach: Attach = "owner"
 
     @property
     def of_process(self) -> bool:

@@ -471,6 +471,7 @@ class Control:
             gpu=self._gpu(self._readings()),
             notes=notes_on(vgpu.record, state.mode),
             advice=advise(seen_of(vgpu, state.usage, state.mode, state.facts.index, state.turn_use)),
+            mounts=self._brokers.containers.volumes(vgpu),
         )
 
     def _processes(self, vgpu: Vgpu) -> list[ProcessReading]:

@@ -120,6 +120,8 @@ def vgpu_reading(
         request_id=vgpu.origin.request_id,
         lifetime="process" if vgpu.origin.of_process else "kept",
         asker_pid=vgpu.origin.asker.pid if vgpu.origin.of_process else None,
+        claim=vgpu.origin.claim,
+        attach=vgpu.origin.attach,
         environment={"VGPU_ID": record.vgpu_id, **place.environment},
         warnings=warnings,
         window_ns=vgpu.grants.window_ns,

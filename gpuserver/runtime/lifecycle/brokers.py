@@ -17,6 +17,7 @@ import trio
 
 from cython_ext.pages.page import PageError
 from gpuserver.device.pidfd import send
+from gpuserver.runtime.lifecycle.containers import Containers
 from gpuserver.runtime.lifecycle.description import describe, kept_places
 from gpuserver.runtime.lifecycle.reports import BrokerReports
 from gpuserver.runtime.lifecycle.template import BrokerTemplate, Order, start_broker
@@ -75,6 +76,7 @@ class Brokers:
         self._memory = memory
         self._stopping = False
         self.template = BrokerTemplate()
+        self.containers = Containers(state)
         state.at_shares.append(self._update_places)
 
     # --- processes
@@ -148,6 +150,7 @@ class Brokers:
     def claim(self, vgpu: Vgpu) -> None:
         """Its broker finds this server from now on, whatever server it has a link to."""
         link = self._paths.vgpu_server(vgpu.record.vgpu_id)
+        self.containers.offer(vgpu)
         link.parent.parent.mkdir(mode=0o700, exist_ok=True)
         link.parent.mkdir(mode=0o700, exist_ok=True)
         self._place(link)
@@ -273,7 +276,7 @@ class Brokers:
             if is_new:
                 vgpu.take_activity(os.dup(activity))
             if store >= 0 and vgpu.swaps:
-                self._stores.take(vgpu.record.owner.uid, store)
+                self._stores.take(vgpu.tenant, store)
         except PageError as error:
             raise ProtocolError(f"the broker of {vgpu.record.vgpu_id} brought a page that is none: {error}") from error
         finally:
@@ -286,7 +289,7 @@ class Brokers:
         assert vgpu.link is not None
         pages: tuple[int, ...] = (vgpu.grants.fileno(), vgpu.activity_fd, self._state.relay_page.fileno())
         if vgpu.swaps:
-            pages = (*pages, self._stores.of(vgpu.record.owner.uid).fileno())
+            pages = (*pages, self._stores.of(vgpu.tenant).fileno())
         members = [self._report(vgpu, member) for member in vgpu.members.values()]
         returning = [self._report(vgpu, member) for member in vgpu.returning if member.alive]
         lists = {"processes": tuple(members), "returning": tuple(returning)}
@@ -347,6 +350,7 @@ class Brokers:
 
     async def changed(self, vgpu: Vgpu) -> None:
         """Send the broker its new description, after mode, owner's group or partition changed."""
+        self.containers.offer(vgpu)
         await self.tell(vgpu, describe(self._state, vgpu))
 
     def _update_places(self) -> None:

@@ -26,6 +26,7 @@ from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
+from vgpu.integrations.claims import Attach, differences
 from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Create
 from vgpu.protocol.peer import is_running
@@ -63,9 +64,10 @@ class Creations:
         self._removal = removal
 
     async def create(self, create: Create, owner: Owner, asker: Process, held: Held) -> Vgpu:
-        """Admitted. The same request id from the same user gives the same vGPU. Errors: of ``Registry.create``."""
+        """Admitted. The same request id, or the same claim, from the same user gives the same vGPU. Errors: of
+        ``Registry.create``; ``exists``: the claim has another vGPU than it asks for."""
         await self._memory.refresh()  # first: no task may run between the check for the request and the admission
-        vgpu = await self.asked_before(owner.uid, create.request_id)
+        vgpu = await self.asked_before(owner.uid, create.request_id) or await self._claimed(owner.uid, create)
         if vgpu is None:
             vgpu = self._admit(create, owner, asker)
             self._state.nursery.start_soon(self._make, vgpu, create.spec)
@@ -80,6 +82,18 @@ class Creations:
             if not found:
                 return None
             if not found[0].removed.is_set():
+                return found[0]
+            await trio.sleep(LOOK_AGAIN_S)
+        return None
+
+    async def _claimed(self, uid: int, create: Create) -> Vgpu | None:
+        """The vGPU of the same claim; one that is on its way out is waited for."""
+        while create.claim is not None:
+            found = [v for v in self._state.vgpus.values() if v.is_of_claim(uid, create.claim)]
+            if not found:
+                return None
+            if not found[0].removed.is_set():
+                refuse_other(create, found[0].record.vgpu_id, found[0].record.spec, found[0].origin.attach)
                 return found[0]
             await trio.sleep(LOOK_AGAIN_S)
         return None
@@ -102,7 +116,9 @@ class Creations:
         except BaseException:
             state.registry.remove(vgpu_id)
             raise
-        vgpu.origin = Origin(create.request_id, False, asker if of_process else NO_ASKER, boot_id())
+        vgpu.origin = Origin(
+            create.request_id, False, asker if of_process else NO_ASKER, boot_id(), create.claim, create.attach
+        )
         vgpu.made = trio.Event()
         state.apply_shares()
         state.nursery.start_soon(self._brokers.keep, vgpu)
@@ -231,6 +247,17 @@ class Creations:
         if not vgpu.removed.is_set():
             with suppress(VgpuError):  # it moves to another GPU just now, or is removed already
                 await self._removal.remove(vgpu, EventType.REMOVED, text)
+
+
+def refuse_other(create: Create, vgpu_id: str, spec: VgpuSpec, attach: Attach) -> None:
+    """``VgpuError`` (exists): the claim's vGPU is not what ``create`` asks for."""
+    different = dict(differences(create.spec, spec))
+    if attach != create.attach:
+        different["attach"] = (create.attach, attach)
+    if different and create.claim is not None:
+        fields = ", ".join(f"{name} {asked!r}, not {made!r}" for name, (asked, made) in different.items())
+        text = f"the claim {create.claim.name} has {vgpu_id} already, and asks for another vGPU: {fields}"
+        raise VgpuError(ErrorCode.EXISTS, text, f"vgpuctl set {vgpu_id}; or vgpuctl rm {vgpu_id}, then ask again")
 
 
 @cache

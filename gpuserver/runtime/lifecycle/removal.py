@@ -67,7 +67,7 @@ class Removal:
         state.refresh_gangs()
 
     def _close_door(self, vgpu: Vgpu) -> None:
-        """Delete the sockets of the vGPU, their directories, and the link of its name."""
+        """Delete the sockets of the vGPU, their directories, what containers use, and the link of its name."""
         paths, record = self._state.settings.paths, vgpu.record
         door = paths.broker_socket(record.vgpu_id)
         with suppress(OSError):
@@ -76,4 +76,5 @@ class Removal:
                 path.unlink(missing_ok=True)
             private.rmdir()
             door.parent.rmdir()
+        self._brokers.containers.withdraw(vgpu)
         unlink_name(paths, record.owner.uid, record.spec.name, record.vgpu_id)

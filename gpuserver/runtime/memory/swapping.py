@@ -79,9 +79,9 @@ class Swapping:
         self._places.pop(vgpu.record.vgpu_id, None)
         if not vgpu.swaps:
             return
-        uid = vgpu.record.owner.uid
+        uid = vgpu.tenant
         self.stores.leave(uid, vgpu.programs)
-        if not any(other.record.owner.uid == uid for other in self._swapped() if other is not vgpu):
+        if not any(other.tenant == uid for other in self._swapped() if other is not vgpu):
             self.stores.drop(uid)
 
     @property
@@ -89,7 +89,7 @@ class Swapping:
         """The uids whose programs may have their store pinned."""
         known = {vgpu_id for vgpu_id, place in self._places.items() if place.settled}
         swapped = (vgpu for vgpu in self._state.vgpus.values() if vgpu.swaps)
-        return {v.record.owner.uid for v in swapped if v.programs or v.record.vgpu_id not in known}
+        return {v.tenant for v in swapped if v.programs or v.record.vgpu_id not in known}
 
     async def make_room(self) -> None:
         """After a promise: wait until the vGPUs that are in its way have left the card."""
@@ -215,7 +215,7 @@ class Swapping:
             moving=moving,
             room_bytes=vgpu.room_bytes,
             pinned=vgpu.quiesced or vgpu.lifecycle_lock.locked() or not place.settled or place.not_before_ns > now_ns,
-            user=vgpu.record.owner.uid,
+            user=vgpu.tenant,
             came_ns=place.came_ns,
             left_ns=place.left_ns,
             move_ns=place.move_ns,
@@ -296,7 +296,7 @@ class Swapping:
         total = 0
         for vgpu in self._swapped():
             place = self._place(vgpu)
-            if vgpu.record.owner.uid == uid and not place.comes:
+            if vgpu.tenant == uid and not place.comes:
                 total += vgpu.movable_bytes if place.leaves or vgpu.quiesced else vgpu.away_bytes
         return total
 
@@ -304,7 +304,7 @@ class Swapping:
         """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. What was
         away in part stays so, and its programs go on trying. The caller holds ``lifecycle_lock``."""
         place, began_ns, was_away = self._place(vgpu), time.monotonic_ns(), vgpu.swapped_out
-        bytes_, uid = vgpu.here_bytes, vgpu.record.owner.uid
+        bytes_, uid = vgpu.here_bytes, vgpu.tenant
         place.leaves = True
         lack = self.stores.lacks(uid, self._away_bytes_of(uid))
         if lack and not was_away:
@@ -331,7 +331,7 @@ class Swapping:
         vgpu.place(on_card=False)
         lacks: list[str] = []
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._provide, vgpu.record.owner.uid, lacks)
+            nursery.start_soon(self._provide, vgpu.tenant, lacks)
             away = await self._reached(vgpu, Where.AWAY)
             nursery.cancel_scope.cancel()
         return "" if away else [*lacks, "work that is queued waits for the host, or a program was stopped"][0]

@@ -1,0 +1,185 @@
+"""podman with runc, unmodified: ``vgpuctl container`` and CDI devices.
+
+Skipped where podman is not installed or runs no container. ``REQUIRE_ENGINES=1`` makes that a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.cluster import engines
+from tests.integration.node import SimulatedNode, eventually
+from vgpu.paths import CDI_DIR
+from vgpu.protocol.messages import VgpuStatus
+from vgpu.spec import VgpuSpec
+
+pytestmark = pytest.mark.slow
+
+
+@dataclass
+class Place:
+    """A node, podman, and a root for containers."""
+
+    node: SimulatedNode
+    podman: Path
+    root: Path
+
+    def vgpuctl(self, *words: str) -> subprocess.Popen[str]:
+        pipe = subprocess.PIPE
+        return self.node.popen(["vgpuctl", *words], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+
+    def container(self, *words: str, command: tuple[str, ...], sm: str = "30") -> subprocess.Popen[str]:
+        """``vgpuctl container run``; ``words``: further options."""
+        own = ["--sm", sm, "--mem", "8G", "--engine", str(self.podman), *words]
+        return self.vgpuctl("container", "run", *own, "--rootfs", f"{self.root}:O", *command)
+
+    def engine(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([self.podman, *words], capture_output=True, text=True, check=False, timeout=120)
+
+    def run(self, *words: str, command: tuple[str, ...] = ("/probe",)) -> str:
+        """The output of ``podman run`` and its errors."""
+        ran = self.engine("run", "--rm", *words, "--rootfs", f"{self.root}:O", *command)
+        return (ran.stdout + ran.stderr).strip()
+
+    def create(self, **fields: str) -> VgpuStatus:
+        with self.node.link() as link:
+            spec = VgpuSpec.parse(**({"sm_percent": "30", "memory_bytes": "8G"} | fields))
+            return link.create(spec, attach="mount")
+
+    def vgpus(self) -> list[VgpuStatus]:
+        with self.node.link() as link:
+            return link.list()
+
+    def is_empty(self) -> bool:
+        return not self.vgpus()
+
+
+@pytest.fixture(scope="module")
+def shared_place(tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("engine")
+    if why := engines.why_no_podman(folder, probe):
+        pytest.fail(why) if engines.REQUIRED else pytest.skip(why)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VGPU_CDI_DIR", str(CDI_DIR))  # podman 4 looks nowhere else
+        with SimulatedNode(1) as node:
+            yield Place(node, engines.podman(folder), engines.make_root(folder, probe))
+
+
+@pytest.fixture
+def place(shared_place: Place) -> Iterator[Place]:
+    yield shared_place
+    shared_place.engine("rm", "--all", "--force", "--time", "0")
+    shared_place.node.clear()
+
+
+def said(process: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, error = process.communicate(timeout=120)
+    return process.returncode, out.strip(), error.strip()
+
+
+def test_a_container_runs_in_a_vgpu_that_goes_with_it(place: Place) -> None:
+    code, out, error = said(place.container("--rm", command=("/probe", "1024", "8192")))
+    assert (code, out) == (0, "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"), error
+    assert place.is_empty()
+
+
+def test_the_exit_code_is_the_programs(place: Place) -> None:
+    assert said(place.container("--rm", command=("/bin/sh", "-c", "exit 7")))[0] == 7
+
+
+def test_an_engine_that_starts_no_container_leaves_no_vgpu(place: Place) -> None:
+    code, _, error = said(place.container("--rm", "--no-such-option", command=("/probe",)))
+    assert code == 125
+    assert "no-such-option" in error
+    assert place.is_empty()
+
+
+def test_exec_and_an_empty_environment_stay_in_the_vgpu(place: Place) -> None:
+    assert said(place.container("--name", "one", "--detach", command=("/bin/sleep", "1000")))[0] == 0
+    (vgpu,) = place.vgpus()
+    assert (vgpu.name, vgpu.claim and vgpu.claim.name, vgpu.attach) == ("one", "container/one", "mount")
+    for words in (["/probe"], ["/bin/env", "-i", "/probe"], ["/bin/sh", "-lc", "/probe"]):
+        assert "devices 1 total 8192" in place.engine("exec", "one", *words).stdout
+    assert "devices 1 total 8192" in place.engine("exec", "--user", "1000", "one", "/probe").stdout
+    assert place.engine("rm", "--force", "--time", "0", "one").returncode == 0
+    eventually(place.is_empty, "the vGPU goes with the container")
+
+
+def test_a_container_that_starts_again_attaches_again(place: Place) -> None:
+    shell = ("/bin/sh", "-c", "/probe; read line")
+    said(place.container("--name", "one", "--detach", command=shell))
+    eventually(lambda: "init 0" in place.engine("logs", "one").stdout, "it attaches")
+    place.engine("wait", "one")
+    place.engine("start", "one")
+    eventually(lambda: place.engine("logs", "one").stdout.count("init 0") == 2, "it attaches again")
+    assert [vgpu.name for vgpu in place.vgpus()] == ["one"]
+
+
+def test_a_killed_command_leaves_the_vgpu_to_the_container(place: Place) -> None:
+    """SIGKILL ends vgpuctl and the engine's command; podman's monitor keeps the container."""
+    run = place.container("--name", "one", command=("/bin/sleep", "1000"))
+    eventually(lambda: "one" in place.engine("ps", "--format", "{{.Names}}").stdout, "the container runs")
+    run.kill()
+    run.wait()
+    assert "devices 1" in place.engine("exec", "one", "/probe").stdout
+    place.engine("rm", "--force", "--time", "0", "one")
+    eventually(place.is_empty, "the vGPU goes with the container")
+
+
+def test_ls_removes_the_vgpu_of_a_container_whose_keeper_died(place: Place) -> None:
+    said(place.container("--name", "one", "--detach", command=("/bin/sleep", "1000")))
+    (vgpu,) = place.vgpus()
+    assert vgpu.claim is not None
+    os.kill(int(vgpu.claim.labels["keeper"].partition(":")[0]), signal.SIGKILL)
+    assert "one" in said(place.vgpuctl("container", "ls"))[1]
+    place.engine("rm", "--force", "--time", "0", "one")
+    _, out, error = said(place.vgpuctl("container", "ls"))
+    assert f"{vgpu.vgpu_id} is removed" in error
+    assert vgpu.vgpu_id not in out
+    assert place.is_empty()
+
+
+# --- podman alone, with CDI devices
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        (),
+        ("--user", "1000"),
+        ("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
+        ("--read-only",),
+        ("--env", "LD_PRELOAD=", "--env", "VGPU_ID="),
+    ],
+    ids=" ".join,
+)
+def test_a_device_brings_the_vgpu(place: Place, options: tuple[str, ...]) -> None:
+    vgpu = place.create(name="train")
+    for device in (vgpu.vgpu_id, "train"):
+        answer = place.run("--device", f"vgpu.dev/vgpu={device}", *options, command=("/probe", "1024", "8192"))
+        assert answer == "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"
+
+
+def test_two_containers_share_one_vgpu(place: Place) -> None:
+    vgpu = place.create()
+    device = ("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
+    holder = ["run", "--name", "holder", "--interactive", "--detach", *device, "--rootfs", f"{place.root}:O"]
+    assert place.engine(*holder, "/probe", "6144", "wait").returncode == 0
+    eventually(lambda: "allocated 0" in place.engine("logs", "holder").stdout, "it allocates")
+    assert place.run(*device, command=("/probe", "4096")).endswith("allocated 2")
+    place.engine("kill", "--signal", "KILL", "holder")
+    eventually(lambda: place.run(*device, command=("/probe", "4096")).endswith("allocated 0"), "the memory is back")
+
+
+def test_a_removed_vgpu_is_no_device(place: Place) -> None:
+    vgpu = place.create()
+    with place.node.link() as link:
+        link.remove(vgpu.vgpu_id)
+    assert "unresolvable CDI devices" in place.run("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")

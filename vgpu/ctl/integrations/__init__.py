@@ -1,0 +1,1 @@
+"""The commands for what runs programs on other grounds: container engines."""

@@ -1,0 +1,78 @@
+"""Container engines by their own command line: docker, podman, nerdctl."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from vgpu.errors import ErrorCode, VgpuError
+
+KNOWN: Final = ("docker", "podman", "nerdctl")
+LABEL: Final = "vgpu.dev/vgpu"
+"""Of each container that ``vgpuctl container run`` makes: the id of its vGPU."""
+ANSWER_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """``path``: of its command."""
+
+    path: str
+
+    @property
+    def name(self) -> str:
+        return Path(self.path).name
+
+    def run_command(self, words: Sequence[str], vgpu_id: str, volumes: Sequence[str], gpu_uuid: str) -> list[str]:
+        """``ENGINE run`` with the mounts of a vGPU before the user's ``words``. ``gpu_uuid``: the GPU itself, by
+        NVIDIA's toolkit; "": a simulated one."""
+        given = ["--label", f"{LABEL}={vgpu_id}"]
+        for volume in volumes:
+            given += ["-v", volume]
+        if gpu_uuid:
+            given += ["--device", f"nvidia.com/gpu={gpu_uuid}"] if self.name == "podman" else self._gpus(gpu_uuid)
+        return [self.path, "run", *given, *words]
+
+    @staticmethod
+    def _gpus(gpu_uuid: str) -> list[str]:
+        return ["--gpus", f"device={gpu_uuid}"]
+
+    def containers(self, vgpu_id: str) -> list[str] | None:
+        """The names of the containers with this vGPU, running or not. None: the engine does not answer."""
+        label = f"label={LABEL}={vgpu_id}"
+        try:
+            asked = subprocess.run(
+                [self.path, "ps", "--all", "--filter", label, "--format", "{{.Names}}"],
+                capture_output=True,
+                text=True,
+                timeout=ANSWER_S,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            return None
+        return asked.stdout.split() if asked.returncode == 0 else None
+
+
+def find(wanted: str = "") -> Engine:
+    """The engine of that name or path; "": the first of ``KNOWN`` that answers, else the first that is installed.
+    ``VgpuError`` (invalid): none is."""
+    paths = map(shutil.which, (wanted,) if wanted else KNOWN)
+    installed = [Engine(path) for path in paths if path is not None]
+    for engine in installed:
+        if len(installed) == 1 or engine.containers("") is not None:
+            return engine
+    if installed:
+        return installed[0]
+    if wanted:
+        raise VgpuError(
+            ErrorCode.INVALID, f"there is no container engine {wanted!r} here", "--engine docker, podman or a path"
+        )
+    raise VgpuError(
+        ErrorCode.INVALID,
+        f"no container engine is installed ({', '.join(KNOWN)})",
+        "install one, or give --engine PATH",
+    )
