@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.gpu.node import Node, plain_environment
+from benchmarks.node import Node, plain_environment
 
 MIB = 1 << 20
 

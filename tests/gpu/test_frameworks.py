@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from tests.gpu.test_end_to_end import BUSY, last_json, start
 from vgpu.node.link import ControlLink
 

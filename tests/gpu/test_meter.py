@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from vgpu.node.link import ControlLink
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
@@ -73,7 +73,7 @@ def resnet():
     return step
 
 def decoder():
-    from benchmarks.gpu.works.models import decoder
+    from benchmarks.suite.workloads.models import decoder
     step = decoder(torch.device("cuda"))
     for _ in range(20):
         step()
