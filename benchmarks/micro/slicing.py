@@ -4,7 +4,7 @@ The engine is driven here by played programs instead of processes, so a scene of
 same figures on any machine. A program submits a step's kernels, with host time between them, and waits for the step.
 How long kernels take follows from NVML's utilisation of each program alone; the host's time from how fast it is alone.
 
-The H100's figures: docs/performance.md, "Programs that use a small part of the GPU".
+The H100's figures: docs/reference/performance.md, "Programs that use a small part of the GPU".
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pictures of the web dashboard, for docs/dashboard.md.
+"""Pictures of the web dashboard, for docs/howto/dashboard.md.
 
     python -m benchmarks.pictures.screenshots FOLDER [NUMBER ...]
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What docs/performance.md claims of a GPU, from a bare machine, in parts of up to ten minutes. With no PART: all of them,
+# What docs/reference/performance.md claims of a GPU, from a bare machine, in parts of up to ten minutes. With no PART: all of them,
 # about two hours; the whole suite with all repeats: python -m benchmarks.suite --estimate
 #
 #     benchmarks/suite/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone

@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 SECONDS: Final = float(os.environ.get("METER_SECONDS", "5"))
 MOST_POINTS: Final = 1.0
 MISSED: Final = {"5 us, 20 us of host": 3.5, "one in four 400 us, else 10": 3.0, "ResNet-50, one image": 3.0}
-"""Where the bar is missed (docs/performance.md): launches of a few microseconds into an empty queue, and what chance
-makes of a kernel of two lengths in so short a time."""
+"""Where the bar is missed (docs/reference/performance.md): launches of a few microseconds into an empty queue, and
+what chance makes of a kernel of two lengths in so short a time."""
 SETTLES_S: Final = 0.5
 PROGRAM: Final = """
 import itertools, json, sys, time

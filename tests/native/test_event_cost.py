@@ -36,7 +36,7 @@ def test_so_many_pairs_are_timed_in_either_queue(empty: bool) -> None:
 
 
 def test_a_launch_has_its_own_length_in_either_queue() -> None:
-    """The pairs and samples of an H100 (docs/performance/light.md)."""
+    """The pairs and samples of an H100 (docs/reference/performance/light.md)."""
     cost = measured(1_250, 1_200)
     for own_ns, busy_ns, empty_ns in [(2_660, 4_770, 3_070), (5_700, 7_810, 6_050), (21_840, 23_970, 22_250)]:
         assert cost.length_ns(busy_ns, empty=False) == pytest.approx(own_ns, abs=150)

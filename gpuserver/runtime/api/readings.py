@@ -62,7 +62,7 @@ def statement_of(record: VgpuRecord, book: AccountState) -> AccountSnapshot:
 
 def owed_ns(statement: AccountSnapshot) -> int:
     """Time that nobody wants is not saved up: what counts on for a vGPU that wants nothing is cut as it wakes
-    (docs/scheduling.md). Debt stays."""
+    (docs/explanation/scheduling.md). Debt stays."""
     return statement.lag_ns if statement.wants else min(0, statement.lag_ns)
 
 
