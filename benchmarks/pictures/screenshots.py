@@ -2,6 +2,8 @@
 
     python -m benchmarks.pictures.screenshots FOLDER [NUMBER ...]
 
+Pictures are PNG; ``benchmarks.pictures.webp`` makes of them what ``docs/images`` has.
+
 Without a NUMBER: a node of two simulated GPUs, one in each mode, with programs in most of its vGPUs. Each NUMBER: a
 node of one simulated GPU with so many vGPUs, on a desktop in both colours, on a phone, and by ``vgpuctl top``.
 """
