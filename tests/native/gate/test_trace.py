@@ -17,8 +17,8 @@ from cython_ext.readings import TraceKind, TraceReading
 from cython_ext.testing import bindings_logic as native
 from cython_ext.testing.bindings_memory import ACTIVITY_BYTES, SLOT_BYTES
 from cython_ext.testing.fake_peer import Process
+from tests.native.gate.test_window import Gpu, Step, play, steps
 from tests.native.stage import grants
-from tests.native.test_window import Gpu, Step, play, steps
 
 RING = 512
 F_ADD_SEALS = 1033

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from cython_ext.testing.bindings_logic import Meter, Usage
-from tests.native import test_meter as checks
+from tests.native.meter import test_meter as checks
 
 
 class ASampleStandsForItself(Meter):
