@@ -1,6 +1,6 @@
-"""``python -m benchmarks [--out FOLDER] [SUITE …]``: what can be measured on a machine without a GPU.
+"""``python -m benchmarks [--out FOLDER] [NAME …]``: the benchmarks of ``micro/`` that need no GPU.
 
-Prints tables and keeps them, with the machine and the revision they belong to, in FOLDER/SUITE.txt; asserts nothing.
+Prints tables and keeps them, with the machine and the revision they belong to, in FOLDER/NAME.txt; asserts nothing.
 """
 
 from __future__ import annotations
@@ -13,33 +13,33 @@ import subprocess
 import sys
 from pathlib import Path
 
-SUITES = ("slicing", "light", "native", "contention", "launch", "siblings", "metrics", "starts")
+NAMES = ("slicing", "light", "native", "contention", "launch", "siblings", "metrics", "starts")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("suites", nargs="*", metavar="SUITE", help=", ".join(SUITES))
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(NAMES))
     parser.add_argument("--out", type=Path, default=Path("bench"), metavar="FOLDER", help="default: bench")
     options = parser.parse_args()
-    unknown = set(options.suites) - set(SUITES)
+    unknown = set(options.names) - set(NAMES)
     if unknown:
-        parser.error(f"no suite {', '.join(sorted(unknown))}: there are {', '.join(SUITES)}")
+        parser.error(f"no benchmark {', '.join(sorted(unknown))}: there are {', '.join(NAMES)}")
     options.out.mkdir(parents=True, exist_ok=True)
-    return max(run(suite, options.out / f"{suite}.txt") for suite in options.suites or SUITES)
+    return max(run(name, options.out / f"{name}.txt") for name in options.names or NAMES)
 
 
-def run(suite: str, kept: Path) -> int:
+def run(name: str, kept: Path) -> int:
     """Its exit code. What it prints is shown as it comes, and kept."""
-    command = [sys.executable, "-u", "-m", f"benchmarks.{suite}"]
+    command = [sys.executable, "-u", "-m", f"benchmarks.micro.{name}"]
     with kept.open("w") as copy:
 
         def tell(line: str) -> None:
             print(line, end="", flush=True)
             copy.write(line)
 
-        tell(f"== {suite}, {machine()}\n")
+        tell(f"== {name}, {machine()}\n")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
             assert running.stdout is not None
             for line in running.stdout:

@@ -10,7 +10,7 @@
 The other wrappers, functions called NAME, are in ``cython_ext/hook/*/*.pyx``. The link fails if one is missing.
 
 To intercept one more function: add a line here. Without ``before``, ``after`` or ``bare``, write the function NAME
-there. docs/driver-functions.md says for every function of the driver what the hook does with it.
+there. docs/internals/driver-functions.md says for every function of the driver what the hook does with it.
 
 Names, versions and arguments: cuda.h and cudaTypedefs.h of CUDA 13.5, nvml.h. Arguments are written with plain C types
 (handles are ``void*``, device pointers ``unsigned long long``, devices and enums ``int``): the hook is built without

@@ -50,7 +50,7 @@ cdef void configure(SimGpu* gpu, int index, bytes name, bytes uuid, uint64_t mem
     gpu.context_bytes = 480 << 20       # what a context costs on an H200, without the program's modules
     gpu.sms = sms
     gpu.pci_bus = 0x18 + index
-    gpu.slice_ns = 2_050_000            # as on an H100 (benchmarks/slicing.py); a switch takes one as long ...
+    gpu.slice_ns = 2_050_000            # as on an H100 (benchmarks/micro/slicing.py); a switch takes one as long ...
     gpu.switch_ns = 138_000
     gpu.idle_switch_ns = 138_000        # ... where the context that leaves has nothing to save
     gpu.copy_bytes_per_ns = 55

@@ -1,4 +1,4 @@
-"""The Python API: ``import vgpu`` (docs/python.md).
+"""The Python API: ``import vgpu`` (docs/reference/python.md).
 
 Every name is imported when it is first used, so that ``import vgpu`` costs nothing. ``__init__.pyi`` has their types.
 """

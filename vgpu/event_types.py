@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class EventType(StrEnum):
-    """Each is explained in docs/operations.md."""
+    """Each is explained in docs/howto/operations.md."""
 
     CREATED = "created"
     CHANGED = "changed"

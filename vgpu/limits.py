@@ -6,7 +6,8 @@ GPU Servers, and those pass them to their brokers: ``as_option`` writes what ``f
 Each field has a unit, a default and a reason. A bound *per user* does not hold for root, nor for the uid of the node
 (``is_exempt``). A bound *in all* holds for every user, and keeps a part for these two.
 
-A new bound gets a field here; docs/security.md lists the fields, and a test holds that list against this file.
+A new bound gets a field here; docs/explanation/security.md lists the fields, and a test holds that list
+against this file.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """A vGPU's share of a GPU: its units, its type, and ``MEANING``, the formula that says what it is worth.
 
 It is the last part of the help of each command that takes a share (vgpu/ctl), and what gpuserver/core computes:
-``registry.py::share_of`` the first two lines, ``temporal.py`` and ``spatial.py`` the rest. docs/scheduling.md has the
-reasons.
+``registry.py::share_of`` the first two lines, ``temporal.py`` and ``spatial.py`` the rest.
+docs/explanation/scheduling.md has the reasons.
 """
 
 from __future__ import annotations

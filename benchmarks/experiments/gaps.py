@@ -28,11 +28,11 @@ from typing import Any, Final
 
 from benchmarks.experiments.hook_logs import Held, leases, parse
 from benchmarks.experiments.timeline import crowded
-from benchmarks.gpu.catalogue import STAMPED
-from benchmarks.gpu.parts.handover import clocks
-from benchmarks.gpu.stage import Ground, Stage
-from benchmarks.gpu.stalls import looking
-from benchmarks.gpu.stats import Handover, handovers, on_our_clock, percentile
+from benchmarks.suite.parts.handover import clocks
+from benchmarks.suite.report.stats import Handover, handovers, on_our_clock, percentile
+from benchmarks.suite.stage import Ground, Stage
+from benchmarks.suite.stalls import looking
+from benchmarks.suite.workloads.catalogue import STAMPED
 
 STEPS: Final = {
     "told": "last end → its hook tells of it",

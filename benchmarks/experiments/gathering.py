@@ -20,11 +20,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from benchmarks.gpu.catalogue import WORKS
-from benchmarks.gpu.sharer import Window, build, requests, serve, steady
-from benchmarks.gpu.stage import SEEDS_APART, Ground, Sharer, Stage
-from benchmarks.gpu.stats import bootstrap, percentile
-from benchmarks.gpu.works.program import Program
+from benchmarks.suite.report.stats import bootstrap, percentile
+from benchmarks.suite.stage import SEEDS_APART, Ground, Sharer, Stage
+from benchmarks.suite.workloads.catalogue import WORKS
+from benchmarks.suite.workloads.program import Program
+from benchmarks.suite.workloads.sharer import Window, build, requests, serve, steady
 
 AGES_S: Final = {"at once": 0.0, "until it waits": float("inf"), "1 ms": 1e-3, "2 ms": 2e-3}
 """How long launches are held back at most; by the position in here ``Window.seed`` says which."""

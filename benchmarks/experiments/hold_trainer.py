@@ -34,9 +34,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.experiments.hold_trainer_pause import BY_WORD, HOW, WORD, Word, stop
-from benchmarks.gpu.__main__ import percents
-from benchmarks.gpu.parts.colocation import TRAINER, in_turns
-from benchmarks.gpu.stage import SHARER, Ground, Sharer, Stage
+from benchmarks.suite.__main__ import percents
+from benchmarks.suite.parts.colocation import TRAINER, in_turns
+from benchmarks.suite.stage import SHARER, Ground, Sharer, Stage
 
 STREAM: Final = "resnet50-graph1"
 PAUSING: Final = "benchmarks.experiments.hold_trainer_pause"

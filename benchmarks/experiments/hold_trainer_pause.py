@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from benchmarks.gpu.catalogue import WORKS
-from benchmarks.gpu.sharer import Window, build, requests, serve
-from benchmarks.gpu.works.program import Mark, Program
+from benchmarks.suite.workloads.catalogue import WORKS
+from benchmarks.suite.workloads.program import Mark, Program
+from benchmarks.suite.workloads.sharer import Window, build, requests, serve
 
 HOW: Final = "PAUSING_HOW"
 WORD: Final = "PAUSING_WORD"

@@ -19,9 +19,9 @@ from typing import Any, Final
 import torch
 
 from benchmarks.experiments.hold_trainer_pause import WORD, Word
-from benchmarks.gpu.catalogue import WORKS
-from benchmarks.gpu.sharer import serve, steady
-from benchmarks.gpu.works.cuda import TorchProgram
+from benchmarks.suite.workloads.catalogue import WORKS
+from benchmarks.suite.workloads.cuda import TorchProgram
+from benchmarks.suite.workloads.sharer import serve, steady
 
 MAPPED: Final = 2  # cuMemHostRegister: with an address for the device
 WAIT_EQ: Final = 1

@@ -3,8 +3,8 @@ launch itself.
 
     python -m benchmarks.experiments.launch_profile [--what queued paced plain] [--gpu INDEX] [--lines] [--simulate]
 
-``benchmarks/launch.c`` in a vGPU of its own, as ``--part launch`` has it, with ``sampler.c`` preloaded, which looks
-every 50 µs where the launching thread is (the looks themselves cost each launch some hundred nanoseconds). *queued*:
+``benchmarks/micro/launch.c`` in a vGPU of its own, as ``--part launch`` has it, with ``sampler.c`` preloaded, which
+looks every 50 µs where the launching thread is (the looks themselves cost each launch some 100 ns). *queued*:
 behind milliseconds of work, under a limit; *paced*: on an idle GPU, under a limit; *plain*: without a limit. Printed is
 how much of the time the thread was where, and how many nanoseconds of a launch that is, in the mean of all launches
 (medians are of rounds of fifty, so that a wait in one of fifty shows there or not). ``--lines``: the lines of our own
@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from benchmarks.gpu.node import Node
-from benchmarks.launch import LAUNCHES, LIMIT_PERCENT, LIMITED, QUEUED, Turns, compile_launch
+from benchmarks.micro.launch import LAUNCHES, LIMIT_PERCENT, LIMITED, QUEUED, Turns, compile_launch
+from benchmarks.node import Node
 from client_hook.environment import HOOK_NAME, hook_library
 
 WHATS: Final[dict[str, tuple[Turns, int]]] = {

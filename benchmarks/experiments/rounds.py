@@ -19,8 +19,8 @@ import json
 import sys
 from typing import Any, Final, NamedTuple
 
-from benchmarks.gpu.catalogue import WORKS
-from benchmarks.gpu.stage import Ground, Stage
+from benchmarks.suite.stage import Ground, Stage
+from benchmarks.suite.workloads.catalogue import WORKS
 
 
 class Turn(NamedTuple):

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Final
 
-from benchmarks.gpu.node import Node, plain_environment
-from benchmarks.gpu.stats import percentile
+from benchmarks.node import Node, plain_environment
+from benchmarks.suite.report.stats import percentile
 from vgpu.errors import VgpuError
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import EventReading

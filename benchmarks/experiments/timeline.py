@@ -24,10 +24,10 @@ from typing import Any, Final
 
 import psutil
 
-from benchmarks.gpu.__main__ import percents
-from benchmarks.gpu.catalogue import WORKS
-from benchmarks.gpu.node import Node
-from benchmarks.gpu.stage import Ground, Sharer, Stage
+from benchmarks.node import Node
+from benchmarks.suite.__main__ import percents
+from benchmarks.suite.stage import Ground, Sharer, Stage
+from benchmarks.suite.workloads.catalogue import WORKS
 from vgpu.node.link import ControlLink
 from vgpu.protocol.trace import TraceChunk
 from vgpu.trace.chrome import chrome_trace

@@ -17,9 +17,9 @@ import itertools
 import statistics
 from typing import Final
 
-from benchmarks.gpu.catalogue import WORKS
-from benchmarks.gpu.stage import Ground, Sharer, Stage
-from benchmarks.gpu.stats import bootstrap, percentile
+from benchmarks.suite.report.stats import bootstrap, percentile
+from benchmarks.suite.stage import Ground, Sharer, Stage
+from benchmarks.suite.workloads.catalogue import WORKS
 from vgpu.node.link import ControlLink
 from vgpu.units import parse_duration_ns
 

@@ -6,7 +6,7 @@ Pure: a function of the state and the time it is given. It reads no clock, takes
   order of submission.
 * SMs belong to one *group* at a time: a context, or all contexts of one MPS server. Groups with kernels take turns
   of ``slice_ns``; a switch costs ``switch_ns`` (``idle_switch_ns`` if the group that leaves has nothing running).
-  Their values are an H100's: ``benchmarks/slicing.py`` compares scenes of both.
+  Their values are an H100's: ``benchmarks/micro/slicing.py`` compares scenes of both.
 * Within a group SMs are divided max-min fairly between contexts, each limited by its ``sm_cap``; within a context
   kernels get SMs by priority and age, the leftover policy of the hardware. A kernel runs at got/needed of its speed.
 * Two copy engines, one for each direction, each serving one copy at a time, run beside the kernels.

@@ -1,4 +1,4 @@
-"""The code of docs/python.md runs as it stands there."""
+"""The code of docs/reference/python.md runs as it stands there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import vgpu
 from tests.api.test_testing import run
 from tests.integration.node import ROOT, SimulatedNode, eventually
 
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "python.md").read_text(), re.M | re.S)
+BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs" / "reference" / "python.md").read_text(), re.M | re.S)
 
 
 @pytest.mark.parametrize("block", BLOCKS, ids=range(len(BLOCKS)))

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.gpu.node import Node, plain_environment
+from benchmarks.node import Node, plain_environment
 
 MIB = 1 << 20
 
@@ -27,7 +27,7 @@ def test_the_simulated_driver_takes_what_the_real_one_was_seen_to_take() -> None
     told = {answer.pop("question"): answer for answer in map(json.loads, answers)}
     assert [question for question, answer in told.items() if "refused" in answer] == []
     taken = {question: answer["taken"] // MIB for question, answer in told.items() if "taken" in answer}
-    # On an H200, 2026-11-23: docs/performance.md
+    # On an H200, 2026-11-23: docs/reference/performance.md
     assert [taken[f"cuMemAlloc {size}"] for size in ("1 B", "2 MiB", "2097153 B", "1 GiB", "1073741825 B")] == [
         *(2, 2, 4, 1024, 1026)
     ]

@@ -1,4 +1,4 @@
-"""The switch of ``benchmarks/gpu/bypass.c``, found in every way in which CUDA libraries look for a launch."""
+"""The switch of ``benchmarks/suite/workloads/bypass.c``, found in each way in which CUDA libraries find a launch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.gpu.stage import Ground
+from benchmarks.suite.stage import Ground
 
 PROGRAM = """
 import ctypes, json

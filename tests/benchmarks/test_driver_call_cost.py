@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.node import Node, plain_environment
+from benchmarks.node import Node, plain_environment
 
 SOURCE = Path(__file__).parents[2] / "benchmarks" / "experiments" / "driver_call_cost.c"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import launch
-from benchmarks.gpu.node import Node
+from benchmarks.micro import launch
+from benchmarks.node import Node
 
 MOST = {"temporal": 200, "spatial": 160}
 """156 and 142 on 2026-11-26. In spatial mode no launch is timed, so that is the fast path alone; in temporal mode one

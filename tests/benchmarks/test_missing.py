@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-import benchmarks.gpu
-from benchmarks.gpu.__main__ import arguments, options_of, tell_missing
-from benchmarks.gpu.missing import Count, barred, counts, errands
-from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.parts.part import Options
-from benchmarks.gpu.records import REHEARSAL, Measurement, Records, Run, read
-from benchmarks.gpu.tables import Labels
+import benchmarks.suite
+from benchmarks.suite.__main__ import arguments, options_of, tell_missing
+from benchmarks.suite.parts import PARTS
+from benchmarks.suite.parts.part import Options
+from benchmarks.suite.report.missing import Count, barred, counts, errands
+from benchmarks.suite.report.records import REHEARSAL, Measurement, Records, Run, read
+from benchmarks.suite.report.tables import Labels
 
 MEASURED = read([Path(benchmarks.__file__).parent / "results/measurements.jsonl.xz"])
 TODAYS = [run for run in MEASURED.runs if run.run > "2026-11-23T13:30"]
@@ -62,7 +62,7 @@ def test_whole_runs_have_every_row_and_every_figure_that_is_judged(run: Run) -> 
 
 def test_evidence_has_the_time_that_it_takes() -> None:
     """Each part of evidence.sh ends within its limit, by its own estimate, and within ten minutes."""
-    script = Path(benchmarks.gpu.__file__).with_name("evidence.sh").read_text()
+    script = Path(benchmarks.suite.__file__).with_name("evidence.sh").read_text()
     lines = re.findall(r"^ *suite (\S+) (\d+|\$\(\(300 .*?\)\)) (.*?)(?: *#.*)?$", script, re.MULTILINE)
     assert len(lines) >= 12
     for name, limit, words in lines:
@@ -104,12 +104,12 @@ def test_what_is_lacking_is_asked_for_and_nothing_else() -> None:
     everything = Options(10.0, works=("graph", "gemm2048"))
     measured = run_of("shares", everything)
     assert commands("shares", measured, 1, everything) == []
-    again = "python -m benchmarks.gpu --part shares --works {} --ways temporal --repeat 2"
+    again = "python -m benchmarks.suite --part shares --works {} --ways temporal --repeat 2"
     assert commands("shares", measured, 3, everything) == [again.format("gemm2048"), again.format("graph")]
     lost: Labels = ("graph", "10/90", "temporal")
     rest = [m for m in measured if (m.block, m.row, m.way) != lost]
     assert commands("shares", rest, 1, everything) == [
-        "python -m benchmarks.gpu --part shares --works graph --splits 10/90 --ways temporal"
+        "python -m benchmarks.suite --part shares --works graph --splits 10/90 --ways temporal"
     ]
 
 

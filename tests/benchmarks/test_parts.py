@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from benchmarks.gpu.chain import overlaps
-from benchmarks.gpu.parts import PARTS, colocation, gate, light, mix, packing, pairs, pdl, percents, shares, sms
-from benchmarks.gpu.parts.handover import with_gaps
-from benchmarks.gpu.parts.part import Options, rotated
-from benchmarks.gpu.records import Measurement
-from benchmarks.gpu.sharer import Window, check_whole, requests
-from benchmarks.gpu.stage import Outcome, Sharer, Stage
-from benchmarks.gpu.stats import percentile
-from benchmarks.gpu.tables import Row
+from benchmarks.suite.parts import PARTS, colocation, gate, light, mix, packing, pairs, pdl, percents, shares, sms
+from benchmarks.suite.parts.handover import with_gaps
+from benchmarks.suite.parts.part import Options, rotated
+from benchmarks.suite.report.records import Measurement
+from benchmarks.suite.report.stats import percentile
+from benchmarks.suite.report.tables import Row
+from benchmarks.suite.stage import Outcome, Sharer, Stage
+from benchmarks.suite.workloads.chain import overlaps
+from benchmarks.suite.workloads.sharer import Window, check_whole, requests
 
 
 def measured(

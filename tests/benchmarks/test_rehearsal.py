@@ -10,18 +10,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.gpu.__main__ import arguments, options_of
-from benchmarks.gpu.catalogue import WORKS
-from benchmarks.gpu.parts import PARTS
-from benchmarks.gpu.parts.part import Bench, Options
-from benchmarks.gpu.records import Run, Writer, read
-from benchmarks.gpu.stage import Ground
+from benchmarks.suite.__main__ import arguments, options_of
+from benchmarks.suite.parts import PARTS
+from benchmarks.suite.parts.part import Bench, Options
+from benchmarks.suite.report.records import Run, Writer, read
+from benchmarks.suite.stage import Ground
+from benchmarks.suite.workloads.catalogue import WORKS
 
 pytestmark = pytest.mark.timeout(600)  # twenty seconds, and more where much else runs
 
 
 def suite(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "benchmarks.gpu", *arguments]
+    command = [sys.executable, "-m", "benchmarks.suite", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
 
 

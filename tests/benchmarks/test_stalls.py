@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu.stalls import lateness, queued, sleeping, waited_ns, woken
+from benchmarks.suite.stalls import lateness, queued, sleeping, waited_ns, woken
 
 MS = 1_000_000
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.gpu.stats import (
+from benchmarks.suite.report.stats import (
     Look,
     bootstrap,
     bootstrap_ratio,

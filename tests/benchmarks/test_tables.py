@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu import tables
-from benchmarks.gpu.records import FILE, REHEARSAL, Measurement, Records, Run, Writer, counting, parse, read
-from benchmarks.gpu.tables import Bar, Column, Row, merged
+from benchmarks.suite.report import tables
+from benchmarks.suite.report.records import FILE, REHEARSAL, Measurement, Records, Run, Writer, counting, parse, read
+from benchmarks.suite.report.tables import Bar, Column, Row, merged
 
 COLUMNS = (
     Column("error", "error", "low", 2, (Bar(1.0, lambda row: row.way == "vgpu"),)),
@@ -18,7 +18,7 @@ COLUMNS = (
     Column("unused", "unused"),
     Column("note", "note"),
 )
-RUN = Run("r1", {"gpu": "H200"}, "python -m benchmarks.gpu")
+RUN = Run("r1", {"gpu": "H200"}, "python -m benchmarks.suite")
 
 
 def measurement(**changes: object) -> Measurement:
@@ -115,7 +115,7 @@ def test_what_is_in_two_files_counts_once(tmp_path: Path) -> None:
 
 def test_two_gpus_that_began_in_the_same_second_are_not_compared_with_each_other(tmp_path: Path) -> None:
     for gpu in ("0", "1"):
-        writer = Writer(tmp_path / gpu, replace(RUN, command=f"python -m benchmarks.gpu --gpu {gpu}"))
+        writer = Writer(tmp_path / gpu, replace(RUN, command=f"python -m benchmarks.suite --gpu {gpu}"))
         writer.measured(measurement(figures={"nvml_percent": float(gpu)}))
     records = read([tmp_path / "0", tmp_path / "1"])
     assert [run.run for run in records.runs] == ["r1", "r1 #2"]

@@ -1,4 +1,4 @@
-"""benchmarks/varying.py, rehearsed: lengths that go by arguments."""
+"""benchmarks/micro/varying.py, rehearsed: lengths that go by arguments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benchmarks.varying import PATTERNS
+from benchmarks.micro.varying import PATTERNS
 
 
 def test_patterns_are_as_often_long_as_they_say() -> None:
@@ -20,7 +20,7 @@ def test_patterns_are_as_often_long_as_they_say() -> None:
 
 @pytest.mark.slow
 def test_both_are_measured() -> None:
-    command = [sys.executable, "-m", "benchmarks.varying", "--patterns", "fifty", "--seconds", "1"]
+    command = [sys.executable, "-m", "benchmarks.micro.varying", "--patterns", "fifty", "--seconds", "1"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
     (found,) = re.findall(r"fifty +([\d.]+) % +([\d.]+) %", done.stdout)

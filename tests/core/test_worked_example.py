@@ -1,4 +1,4 @@
-"""The timeline that ``docs/scheduling.md`` works through, against the scheduler on the simulated GPU."""
+"""The timeline that ``docs/explanation/scheduling.md`` works through, against the scheduler on the simulated GPU."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core.model import MS, Run, S, Work
 from vgpu.share import PPM, Share
 
-PAGE = Path(__file__).parents[2] / "docs" / "scheduling.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "scheduling.md"
 GUARANTEES = {"A": 0.3, "B": 0.7}
 ROW = re.compile(r"^\| (\d+) \| (\w?) ?\| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (\S+) \| (\S+) \| (\w)", re.MULTILINE)
 

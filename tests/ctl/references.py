@@ -20,7 +20,7 @@ from vgpu.protocol.requests import TABLE
 from vgpu.share import PPM
 
 ROOT = Path(__file__).parents[2]
-INTERNALS = ROOT / "docs" / "internals"
+DOCS = ROOT / "docs"
 PACKAGES = ("gpuserver", "vgpu", "client_hook", "cython_ext", "benchmarks")
 SUFFIXES = (".py", ".pyx", ".pxd")
 MADE_BY_THE_BUILD = "generated"
@@ -55,9 +55,9 @@ def overview() -> str:
 
 PAGES = {
     ROOT / "vgpu" / "ctl" / "overview.txt": overview,
-    INTERNALS / "code-map.md": code_map,
-    INTERNALS / "policy-constants.md": policy_constants,
-    INTERNALS / "requests.md": requests,
+    DOCS / "internals" / "code-map.md": code_map,
+    DOCS / "reference" / "policy-constants.md": policy_constants,
+    DOCS / "reference" / "requests.md": requests,
 }
 
 
@@ -114,7 +114,8 @@ def first_sentence(module: Path) -> str:
 def _policy_lines() -> Iterator[str]:
     yield "# The scheduler's constants\n\n"
     yield "Made by `python -m tests.ctl.references` from `gpuserver/core/scheduler/policy.py`. Do not edit it.\n"
-    yield "[Scheduling](../scheduling.md) explains the symbols. [Evidence](policy-evidence.md) has measurements.\n\n"
+    yield "[Scheduling](../explanation/scheduling.md) explains the symbols. "
+    yield "[Evidence](../internals/policy-evidence.md) has measurements.\n\n"
     yield "| field | value | reason |\n| --- | --- | --- |\n"
     reasons = _field_docstrings()
     for field in fields(Policy):

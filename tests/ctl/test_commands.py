@@ -467,7 +467,7 @@ def test_why_a_node_did_not_start(tmp_path: Path, said: str, message: str, hint:
 
 
 def test_serve_beside_a_node_exits_alike_detached_or_not(tmp_path: Path) -> None:
-    """docs/cli.md: 4, a node runs already."""
+    """docs/reference/cli.md: 4, a node runs already."""
     log = tmp_path / "node.log"
     log.write_text("vgpuctl: a node runs already in /run/vgpu\n")
     assert FOR_ERROR[did_not_start(log, Exit.REFUSED).code] is Exit.REFUSED

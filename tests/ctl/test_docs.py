@@ -25,16 +25,16 @@ ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LONGEST_PAGE = 200
 LONGEST = {
-    "docs/architecture.md": 150,
-    "docs/cli.md": 60,
-    "docs/faq.md": 150,
+    "docs/explanation/architecture.md": 150,
+    "docs/reference/cli.md": 60,
+    "docs/explanation/faq.md": 150,
     "docs/internals/policy-evidence.md": 150,
-    "docs/performance.md": 140,
-    "docs/runbook.md": 150,
-    "docs/scheduling.md": 170,
+    "docs/reference/performance.md": 140,
+    "docs/howto/runbook.md": 150,
+    "docs/explanation/scheduling.md": 170,
 }
 LONGEST_PLAIN_PAGE = 120
-PLAIN_FOLDERS = ("internals", "cli")
+PLAIN_FOLDERS = ("adr", "internals", "cli")
 PLAIN_NAMES = {
     "architecture.md",
     "cli.md",
@@ -42,23 +42,31 @@ PLAIN_NAMES = {
     "faq.md",
     "glossary.md",
     "known-limits.md",
+    "policy-constants.md",
+    "requests.md",
     "runbook.md",
     "scheduling.md",
     "upgrade.md",
 }
-PLAIN = [path for path in DOCUMENTS if path.parent.name in PLAIN_FOLDERS or path.name in PLAIN_NAMES]
+FOR_SPECIALISTS = {"driver-functions.md", "mutation.md"}
+"""Pages in a plain folder whose cells are long: one for each function or result."""
+PLAIN = [
+    path
+    for path in DOCUMENTS
+    if (path.parent.name in PLAIN_FOLDERS or path.name in PLAIN_NAMES) and path.name not in FOR_SPECIALISTS
+]
 """Pages whose tables have short cells and whose sentences have concrete subjects."""
 WRITTEN = [path for path in PLAIN if path not in PAGES]
 LONGEST_CELL = 200
 PLAIN_WORDS = [
     *WRITTEN,
-    *sorted((ROOT / "docs" / "performance").glob("*.md")),
-    *sorted((ROOT / "docs").glob("quickstart-*.md")),
-    *(ROOT / "docs" / f"{page}.md" for page in ("concepts", "dashboard", "mutation", "operations")),
-    *(ROOT / "docs" / f"{page}.md" for page in ("security", "top", "trace", "verify")),
+    *sorted((ROOT / "docs" / "reference" / "performance").glob("*.md")),
+    *sorted((ROOT / "docs" / "tutorials").glob("*.md")),
+    *sorted((ROOT / "docs" / "howto").glob("*.md")),
+    *(ROOT / "docs" / f"{page}.md" for page in ("explanation/concepts", "explanation/security", "internals/mutation")),
 ]
 """Pages in which processes are no persons; their tables may have long cells."""
-REFERENCE = [ROOT / "docs" / "cli.md", *sorted((ROOT / "docs" / "cli").glob("*.md"))]
+REFERENCE = [ROOT / "docs" / "reference" / "cli.md", *sorted((ROOT / "docs" / "reference" / "cli").glob("*.md"))]
 """The command line: one page that lists all commands, and the pages that it leads to."""
 TEXT = "\n\n".join(path.read_text() for path in REFERENCE)
 QUOTED_PATH = r"`((?:\w[\w.-]*/)+(?:[\w.-]+\.(?:py|pyx|pxd|h|c|cu|md|sh|toml))?)(?:::(\w+))?`"
@@ -95,7 +103,7 @@ def test_every_column_is_explained(heading: str, columns: tuple[Column, ...]) ->
 
 
 def test_every_kind_of_event_is_explained_and_told_of() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "howto" / "operations.md").read_text()
     table = text[text.index("| kind | when |") :].split("\n\n")[0]
     assert sorted(re.findall(r"`([a-z-]+)`", re.sub(r"\|[^|]*\|$", "", table, flags=re.MULTILINE))) == sorted(EventType)
     told = "".join(path.read_text() for folder in ("gpuserver", "vgpu/node") for path in (ROOT / folder).rglob("*.py"))
@@ -183,7 +191,7 @@ def test_constants_have_the_values_of_the_code(document: Path) -> None:
 
 def test_every_field_with_evidence_is_one_of_the_policy() -> None:
     evidence = (ROOT / "docs" / "internals" / "policy-evidence.md").read_text()
-    constants = (ROOT / "docs" / "internals" / "policy-constants.md").read_text()
+    constants = (ROOT / "docs" / "reference" / "policy-constants.md").read_text()
     named = set(re.findall(r"^\| `(\w+)` \|", evidence, re.MULTILINE))
     assert named
     assert named <= set(re.findall(r"^\| `(\w+)` \|", constants, re.MULTILINE))
@@ -192,7 +200,7 @@ def test_every_field_with_evidence_is_one_of_the_policy() -> None:
 def test_the_runbook_has_every_alert() -> None:
     alerts = re.findall(r"^ *- alert: (\w+)$", (ROOT / "deploy" / "prometheus" / "rules.yml").read_text(), re.MULTILINE)
     assert alerts
-    assert re.findall(r"^## (\w+)$", (ROOT / "docs" / "runbook.md").read_text(), re.MULTILINE) == alerts
+    assert re.findall(r"^## (\w+)$", (ROOT / "docs" / "howto" / "runbook.md").read_text(), re.MULTILINE) == alerts
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

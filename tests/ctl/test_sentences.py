@@ -14,10 +14,11 @@ from vgpu.ctl.main import app
 
 ROOT = Path(__file__).parents[2]
 MOST_WORDS = 30
-DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("quickstart-*.md"))]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs" / "tutorials").glob("*.md"))]
 SHORT_ENTRIES = [
-    *sorted((ROOT / "docs" / "performance").glob("*.md")),
-    *(ROOT / "docs" / f"{page}.md" for page in ("concepts", "dashboard", "operations", "top", "trace")),
+    *sorted((ROOT / "docs" / "reference" / "performance").glob("*.md")),
+    ROOT / "docs" / "explanation" / "concepts.md",
+    *(path for path in sorted((ROOT / "docs" / "howto").glob("*.md")) if path.name != "verify.md"),
 ]
 """Pages in which a quoted command counts as one word, and a cell of a table may list entries between semicolons."""
 FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)

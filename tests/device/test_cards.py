@@ -1,4 +1,4 @@
-"""The cards that the simulated device stands for, against docs/cards.md and against what NVML would report."""
+"""The cards of the simulated device, against docs/reference/cards.md and against what NVML would report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from gpuserver.device.nvidia.nvml import CHECKPOINT_DRIVER, capabilities_of, cores_per_sm
 from gpuserver.device.simulated.profiles import PROFILES, Profile
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "cards.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "cards.md"
 
 
 def test_the_document_has_these_cards() -> None:

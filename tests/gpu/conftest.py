@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 
 
 def gpu_count() -> int:

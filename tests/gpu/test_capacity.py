@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from tests.gpu.test_end_to_end import GIB, last_json, run
 from tests.gpu.test_frameworks import needs
 

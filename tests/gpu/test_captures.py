@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from tests.gpu.test_end_to_end import Sibling, last_json, run
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 GIB = 2**30

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from tests.gpu.test_end_to_end import BUSY, last_json, start
 from vgpu.node.link import ControlLink
 
@@ -274,7 +274,8 @@ TWO_LENGTHS = """
 def test_a_captured_graph_that_is_changed_does_not_run_over(node: Node) -> None:
     """Ten times as long after cuGraphExecUpdate: its sibling of 70 % keeps its pace. And it is doubted at little cost:
     it does what a program does that has a graph for each length, and never changes one. Its pace alone does not tell,
-    for its kernels are longer beside the sibling: that one's GEMMs bring the clock down (docs/performance.md)."""
+    for its kernels are longer beside the sibling: that one's GEMMs bring the clock down
+    (docs/reference/performance.md)."""
     steady, _ = part_beside_another(node, TWO_LENGTHS.replace("CHANGED", "False"))
     beside, part = part_beside_another(node, TWO_LENGTHS.replace("CHANGED", "True"))
     assert part < 0.36

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300), pytest.mark.usefixtures("two_gpus")]
 PROGRAM = Path(__file__).with_name("gang_job.py")

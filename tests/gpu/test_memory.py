@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 

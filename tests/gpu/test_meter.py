@@ -15,7 +15,7 @@ from typing import Final
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from vgpu.node.link import ControlLink
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
@@ -23,8 +23,8 @@ pytestmark = [pytest.mark.gpu, pytest.mark.timeout(400)]
 SECONDS: Final = float(os.environ.get("METER_SECONDS", "5"))
 MOST_POINTS: Final = 1.0
 MISSED: Final = {"5 us, 20 us of host": 3.5, "one in four 400 us, else 10": 3.0, "ResNet-50, one image": 3.0}
-"""Where the bar is missed (docs/performance.md): launches of a few microseconds into an empty queue, and what chance
-makes of a kernel of two lengths in so short a time."""
+"""Where the bar is missed (docs/reference/performance.md): launches of a few microseconds into an empty queue, and
+what chance makes of a kernel of two lengths in so short a time."""
 SETTLES_S: Final = 0.5
 PROGRAM: Final = """
 import itertools, json, sys, time
@@ -73,7 +73,7 @@ def resnet():
     return step
 
 def decoder():
-    from benchmarks.gpu.works.models import decoder
+    from benchmarks.suite.workloads.models import decoder
     step = decoder(torch.device("cuda"))
     for _ in range(20):
         step()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from tests.gpu.test_suspension import on_gpu
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600), pytest.mark.usefixtures("two_gpus")]

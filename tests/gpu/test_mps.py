@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from tests.gpu.conftest import Place
 from vgpu.packing.partition import partition
 

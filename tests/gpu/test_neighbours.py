@@ -9,7 +9,7 @@ import textwrap
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(240)]
 
@@ -63,7 +63,7 @@ CHILDREN = """
 
 
 def test_no_function_of_nvml_lists_a_neighbour(node: Node) -> None:
-    """By the public functions. nvidia-smi prints its table from a private one (docs/driver-functions.md)."""
+    """By the public functions. nvidia-smi prints its table from a private one (docs/internals/driver-functions.md)."""
     neighbour = subprocess.Popen(
         [*node.vgpuctl, "run", "--sm", "20", "--mem", "4G", "--", sys.executable, "-c", textwrap.dedent(OWNER)],
         env=node.environment,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from client_hook.environment import hook_library
 from tests.hook.odd.cases import Program, all_cases, differences
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 import pynvml
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 from tests.gpu.test_end_to_end import GIB, python
 from tests.gpu.test_frameworks import needs
 from vgpu.node.link import ControlLink

@@ -11,7 +11,7 @@ import time
 import pynvml
 import pytest
 
-from benchmarks.gpu.node import Node
+from benchmarks.node import Node
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
 GIB = 1 << 30

@@ -1,6 +1,6 @@
-"""Every entry point of the driver is classified in docs/driver-functions.md, as what the hook does with it; one that a
-new header brings and nobody has classified fails here. ``cuda-entries.txt``: their names up to CUDA 13.5, as the
-headers ``cuda*Typedefs.h`` have them."""
+"""Every entry point of the driver is classified in docs/internals/driver-functions.md, as what the hook does with it;
+one that a new header brings and nobody has classified fails here. ``cuda-entries.txt``: their names up to CUDA 13.5, as
+the headers ``cuda*Typedefs.h`` have them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from client_hook.symbols import intercepted
 
 ENTRIES = Path(__file__).with_name("cuda-entries.txt")
-PAGE = Path(__file__).parents[2] / "docs" / "driver-functions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "driver-functions.md"
 ACTED, COUNTED, LEFT = "Acted upon", "Counted in and out, and no more", "Left alone"
 
 

@@ -1,5 +1,5 @@
-"""Every function of NVML is classified in docs/driver-functions.md, and what lists processes or memory lists the vGPU's
-alone. ``nvml-entries.txt``: the names in ``nvml.h`` of NVML 13.5."""
+"""Every function of NVML is classified in docs/internals/driver-functions.md, and what lists processes or memory
+lists the vGPU's alone. ``nvml-entries.txt``: the names in ``nvml.h`` of NVML 13.5."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.hook.stage import GIB, Stage
 from tests.hook.test_completeness import headers
 
 ENTRIES = Path(__file__).with_name("nvml-entries.txt").read_text().split()
-PAGE = Path(__file__).parents[2] / "docs" / "driver-functions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "internals" / "driver-functions.md"
 TELLING = re.compile("Process|Pids|Accounting|Session|Memory|MemSize|BAR1|FbUsage|FBC|Framebuffer")
 HEADERS = sorted(folder / "nvml.h" for folder in headers() if (folder / "nvml.h").exists())
 

@@ -1,4 +1,4 @@
-"""The table of metrics in ``docs/metrics.md``. ``python -m tests.metrics.reference`` writes it anew."""
+"""The table of metrics in ``docs/reference/metrics.md``. ``python -m tests.metrics.reference`` writes it anew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from vgpu.metrics.definitions import METRICS
 from vgpu.metrics.kinds import LABELS, Of
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 BEGIN, END = "<!-- made by tests/metrics/reference.py -->\n", "<!-- end of what is made -->\n"
 TITLES = {
     Of.NODE: "Of the node",

@@ -1,4 +1,4 @@
-"""docs/metrics.md against the definitions, and against what is deployed."""
+"""docs/reference/metrics.md against the definitions, and against what is deployed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 from tests.metrics.reference import DOCUMENT, with_table
 
-DEPLOYED = DOCUMENT.parents[1] / "deploy"
+DEPLOYED = DOCUMENT.parents[2] / "deploy"
 
 
 def test_the_table_is_the_definitions() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.slicing import BERT, GEMM, SCENES, STREAM, TRAINER, Scene, part, play
+from benchmarks.micro.slicing import BERT, GEMM, SCENES, STREAM, TRAINER, Scene, part, play
 from cython_ext.simengine import Engine
 
 

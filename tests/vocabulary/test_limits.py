@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_each_bound_stands_in_the_documents_with_unit_default_and_reason() -> None:
-    text = (ROOT / "docs" / "security.md").read_text().partition("## Limits")[2]
+    text = (ROOT / "docs" / "explanation" / "security.md").read_text().partition("## Limits")[2]
     rows = re.findall(r"^\| `(\w+)` \| (\d+) \| ([^|]+) \| ([^|]+) \|$", text, re.M)
     described = [
         (name, str(field.default), field.json_schema_extra["unit"], field.description)  # type: ignore[index, call-overload]

@@ -1,4 +1,7 @@
-"""How ``vgpuctl`` fails: the exit codes, which scripts depend on (docs/cli.md lists them), and the line on stderr."""
+"""How ``vgpuctl`` fails: the exit codes, which scripts depend on, and the line on stderr.
+
+docs/reference/cli.md lists the codes.
+"""
 
 from __future__ import annotations
 

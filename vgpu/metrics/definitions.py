@@ -1,6 +1,6 @@
 """Every metric, described once: its name, kind and labels, its meaning, and how it is taken from the node's readings.
 
-``/metrics``, the table in ``docs/metrics.md`` and the tests are made from ``METRICS``. All of it is pure.
+``/metrics``, the table in ``docs/reference/metrics.md`` and the tests are made from ``METRICS``. All of it is pure.
 
 A name contains its unit, always a base unit: ``_seconds``, ``_bytes``, ``_watts``, ``_celsius``, ``_hertz``, ``_ratio``
 (0–1). A counter's ends with ``_total``. The prefixes ``vgpu_gpu_``, ``vgpu_process_``, ``vgpu_node_`` and

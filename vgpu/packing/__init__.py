@@ -9,7 +9,7 @@ The functions are pure: no I/O and no clock, so GPU Servers, benchmarks and test
 ``lending``     how memory that no vGPU was promised is divided among the vGPUs that may use it
 
 A share (``vgpu/share.py``) is counted in parts per million of one GPU's time and in thousandths of a percent of its
-SMs; memory is counted in bytes. docs/scheduling.md has the reasons ("Admission").
+SMs; memory is counted in bytes. docs/explanation/scheduling.md has the reasons ("Admission").
 
 Temporal mode. Two vGPUs with half and 30 % of the time leave 20 % to a third:
 

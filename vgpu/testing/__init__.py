@@ -1,4 +1,4 @@
-"""For tests of programs that use a GPU: a simulated node, and a plugin of pytest (docs/python.md)."""
+"""For tests of programs that use a GPU: a simulated node, and a plugin of pytest (docs/reference/python.md)."""
 
 from __future__ import annotations
 

@@ -239,7 +239,8 @@ cdef inline int64_t durations_believe(
     longer, and the shortest of them is believed.
 
     Beside other vGPUs a sample of a short launch may be up to 3 µs longer than alone (measured on an H100,
-    docs/performance/light.md). So a steady key's sample shows only whether its length has changed by half or more.
+    docs/reference/performance/light.md). So a steady key's sample shows only whether its length has
+    changed by half or more.
     """
     cdef int64_t usual_ns = <int64_t>entry.peak_ns, least_ns = <int64_t>entry.peak_ns
     cdef int64_t mean_ns

@@ -1,8 +1,8 @@
 """What two events add to the launch between them, and the launch's own length without that.
 
 A launch's own length is its part of a busy queue. An event waits until the work before it has run, and the launch
-behind it cannot begin early. On H100s (benchmarks/experiments/event_cost.c, docs/performance/light.md) events add the
-same to launches of 2 to 22 µs:
+behind it cannot begin early. On H100s (benchmarks/experiments/event_cost.c, docs/reference/performance/light.md) events
+add the same to launches of 2 to 22 µs:
 
     ================  ===========================  ====================
     queue             two events alone are apart   they add to a launch

@@ -1,4 +1,4 @@
-"""Which vGPU holds the GPU, when, and for how long (docs/scheduling.md).
+"""Which vGPU holds the GPU, when, and for how long (docs/explanation/scheduling.md).
 
 ``interface``: what the runtime sees. ``leases``: events and commands. ``policy``: the constants. ``base``: both modes.
 ``account``, ``active_lease``, ``accounts``: what each vGPU was granted and used. ``kinds``: light and heavy vGPUs.

@@ -4,7 +4,7 @@
 GPU, because other vGPUs cannot use that time. A limit counts the time that a vGPU computes.
 
 The values come from simulation and from measurements on an H200: ``docs/internals/policy-evidence.md``.
-``docs/internals/policy-constants.md`` is made from this file by ``python -m tests.ctl.references``.
+``docs/reference/policy-constants.md`` is made from this file by ``python -m tests.ctl.references``.
 """
 
 from __future__ import annotations

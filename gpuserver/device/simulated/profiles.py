@@ -1,5 +1,5 @@
 """Cards from Pascal to Blackwell, as profiles of ``SimulatedGpu``. The figures are NVIDIA's, from its data sheets and
-the table of compute capabilities; docs/cards.md shows them, and a test holds the two against each other.
+the table of compute capabilities; docs/reference/cards.md shows them, and a test holds the two against each other.
 """
 
 from __future__ import annotations

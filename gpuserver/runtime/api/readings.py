@@ -60,8 +60,8 @@ def statement_of(record: VgpuRecord, book: AccountState) -> AccountSnapshot:
 
 
 def owed_ns(statement: AccountSnapshot) -> int:
-    """The GPU time that the vGPU is owed. A vGPU that wants nothing saves up no time (docs/scheduling.md). Its debt
-    stays."""
+    """The GPU time that the vGPU is owed. A vGPU that wants nothing saves up no time; its debt stays
+    (docs/explanation/scheduling.md)."""
     return statement.lag_ns if statement.wants else min(0, statement.lag_ns)
 
 

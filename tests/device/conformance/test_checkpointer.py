@@ -1,4 +1,4 @@
-"""What the ``Checkpointer`` of each vendor promises, on the simulated driver; tests/server/test_checkpoint.py has the
+"""What the ``Checkpointer`` of each vendor promises, on the simulated driver; tests/runtime/test_checkpoint.py has the
 steps, and tests/integration/test_suspension.py whole programs.
 """
 

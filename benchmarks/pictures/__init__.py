@@ -1,0 +1,1 @@
+"""Pictures for the documents, taken of a running node."""

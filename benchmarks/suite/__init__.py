@@ -1,0 +1,1 @@
+"""The benchmarks of a real GPU; benchmarks/README.md lists the folders."""

@@ -1,0 +1,1 @@
+"""The programs that share the GPU in a measurement."""
