@@ -21,6 +21,10 @@ def main() -> int:
         if sys.argv[1:] in ([], ["-h"], ["--help"]) and _has_shown_overview():
             return 0
         interpreter.become("vgpu.ctl", *sys.argv[1:])
+    if sys.argv[1:2] == ["slurm"] and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):  # jobs wait for it
+        from vgpu.integrations.slurm import main as hook
+
+        return hook(sys.argv[2:])
     from vgpu.ctl.main import main as isolated
 
     return isolated()

@@ -15,7 +15,7 @@ import typer
 from client_hook.errors import CannotStart, HookError
 from vgpu.ctl import config, demo, doctor, gpus, hook, jupyter, node, options, programs, support, systemd, verify, vgpus
 from vgpu.ctl.exit_codes import Exit, report, say
-from vgpu.ctl.integrations import container
+from vgpu.ctl.integrations import container, slurm
 from vgpu.ctl.mistakes import command_path
 from vgpu.ctl.observe import dashboard, events, logs, metrics, top, trace
 from vgpu.ctl.present import stdio
@@ -61,7 +61,7 @@ def listening(section: str) -> dict[str, dict[str, str]] | None:
 
 
 for module in (
-    *(vgpus, programs, node, gpus, config, systemd, hook, jupyter, container, doctor, demo, verify),
+    *(vgpus, programs, node, gpus, config, systemd, hook, jupyter, container, slurm, doctor, demo, verify),
     *(top, dashboard, metrics, trace, events, logs, support),
 ):
     module.register(app)

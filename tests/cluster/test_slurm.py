@@ -1,0 +1,216 @@
+"""Slurm's own daemons with our three hooks: a job's shards are its vGPU, and nothing is left after it.
+
+Skipped where Slurm is not installed. ``REQUIRE_ENGINES=1`` makes that a failure.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.cluster import engines
+from tests.cluster.slurm import NODES, Cluster, why_no_slurm
+from tests.integration.node import eventually
+from vgpu.errors import VgpuError
+from vgpu.integrations import slurm
+from vgpu.protocol.messages import VgpuStatus
+
+# --- pure
+
+
+@pytest.mark.parametrize(
+    ("hosts", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("gpu[08-10,3],login", ["gpu08", "gpu09", "gpu10", "gpu3", "login"]),
+        ("a,b-1,c", ["a", "b-1", "c"]),
+    ],
+)
+def test_a_host_list_names_nodes(hosts: str, names: list[str]) -> None:
+    assert list(slurm.expanded(hosts)) == names
+
+
+SHOWN = """   JOB_GRES=shard:60
+     Nodes=n[1-2] CPU_IDs=1 Mem=0 GRES=shard:30(IDX:0)
+     Nodes=n7 CPU_IDs=0-3 Mem=0 GRES=gpu:h100:2(IDX:0-1)
+     Nodes=n8 CPU_IDs=0 Mem=0 GRES=shard:h100:45(IDX:3)
+"""
+
+
+def test_the_shards_of_a_job_on_a_node() -> None:
+    found = {node: slurm.shards_on(SHOWN, node) for node in ("n1", "n2", "n3", "n7", "n8")}
+    assert found == {"n1": (0, 30), "n2": (0, 30), "n3": None, "n7": None, "n8": (3, 45)}
+
+
+@given(st.integers(1, 100), st.integers(1, 100))
+def test_a_comment_stays_within_the_shards(shards: int, sm: int) -> None:
+    comment = f"for a paper vgpu:sm={sm},mem=2G thanks"
+    if sm <= shards:
+        assert slurm.asked_by(comment, 1, shards) == slurm.Asked(1, shards, float(sm), "2G")
+    else:
+        with pytest.raises(VgpuError, match=f"more than the {shards} shards"):
+            slurm.asked_by(comment, 1, shards)
+    assert slurm.asked_by("a comment", 1, shards) == slurm.Asked(1, shards, float(shards), "")
+
+
+@pytest.mark.parametrize("comment", ["vgpu:gpu=1", "vgpu:sm=much"])
+def test_a_comment_that_is_not_known_is_refused(comment: str) -> None:
+    with pytest.raises(VgpuError):
+        slurm.asked_by(comment, 0, 30)
+
+
+# --- with Slurm
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    if why := why_no_slurm():
+        pytest.fail(why) if engines.REQUIRED else pytest.skip(why)
+    folder = tmp_path_factory.mktemp("slurm")
+    for part in (folder, *list(folder.parents)[:3]):
+        part.chmod(part.stat().st_mode | 0o711)  # a user's srun reads slurm.conf
+    with Cluster(folder) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(shared_cluster: Cluster) -> Iterator[Cluster]:
+    yield shared_cluster
+    shared_cluster.clear()
+
+
+@pytest.fixture(scope="module")
+def program(probe: Path) -> str:
+    """The probe, where every user can run it."""
+    for part in (probe, *list(probe.parents)[:3]):
+        part.chmod(part.stat().st_mode | 0o755)
+    return str(probe)
+
+
+def vgpus(cluster: Cluster) -> list[VgpuStatus]:
+    found: list[VgpuStatus] = []
+    for node in cluster.nodes.values():
+        with node.link() as link:
+            found += link.list()
+    return found
+
+
+def is_empty(cluster: Cluster) -> bool:
+    return not vgpus(cluster)
+
+
+slow = pytest.mark.slow
+
+
+@slow
+def test_a_jobs_shards_are_its_vgpu(cluster: Cluster, program: str) -> None:
+    out, error = cluster.srun("--gres=shard:30", program, "1024").communicate(timeout=60)
+    memory = 143_771 * 30 // 100
+    assert out.strip() == f"init 0 context 0 devices 1 total {memory} allocated 0", error
+    eventually(lambda: is_empty(cluster), "the vGPU goes with the job")
+
+
+@slow
+def test_a_comment_asks_for_less(cluster: Cluster, program: str) -> None:
+    job = cluster.srun("--gres=shard:30", "--comment=vgpu:sm=10,mem=4G", "sh", "-c", f"{program}; sleep 60")
+    (vgpu,) = eventually(lambda: vgpus(cluster), "the vGPU is made")
+    assert (vgpu.spec.sm_percent, vgpu.memory_limit_bytes) == (10, 4 << 30)
+    job.terminate()
+    job.communicate(timeout=60)
+
+
+def can_run_vgpuctl(user: int) -> bool:
+    """Not where the interpreter lies in root's home."""
+    tried = subprocess.run([sys.executable, "-c", ""], user=user, check=False, capture_output=True, cwd="/")
+    return tried.returncode == 0
+
+
+@slow
+def test_a_users_job_has_a_vgpu_of_the_user(cluster: Cluster, program: str) -> None:
+    try:
+        usable = can_run_vgpuctl(1)
+    except PermissionError:
+        usable = False
+    if not usable:
+        pytest.skip("other users cannot run this interpreter")
+    out, error = cluster.srun("--gres=shard:20", program, user=1).communicate(timeout=60)
+    assert out.startswith("init 0 context 0 devices 1"), error
+
+
+@slow
+def test_a_job_on_two_nodes_has_a_vgpu_on_each(cluster: Cluster) -> None:
+    job = cluster.srun("--nodes=2", "--ntasks=2", "--gres=shard:30", "sh", "-c", "sleep 60")
+    eventually(lambda: len(vgpus(cluster)) == 2, "both are made")
+    assert {vgpu.claim.uid.partition(".")[2] for vgpu in vgpus(cluster) if vgpu.claim} == set(NODES)
+    job.terminate()
+    job.communicate(timeout=60)
+    eventually(lambda: is_empty(cluster), "both go")
+
+
+@slow
+def test_jobs_fill_the_gpus_that_slurm_chose(cluster: Cluster) -> None:
+    jobs = [cluster.sbatch("--gres=shard:60", "--nodelist=n1", command="sleep 60") for _ in range(2)]
+    eventually(lambda: len(vgpus(cluster)) == 2, "both run")
+    assert {vgpu.gpu_index for vgpu in vgpus(cluster)} == {0, 1}
+    cluster.ask("scancel", *jobs)
+    eventually(lambda: is_empty(cluster), "both go")
+
+
+@slow
+def test_a_job_without_room_is_held_with_the_reason(cluster: Cluster) -> None:
+    """Someone else's vGPU takes what Slurm counts as free. The node is not drained."""
+    for gpu in "01":
+        cluster.nodes["n1"].create(gpu, sm_percent="90", memory_bytes="1G")
+    job = cluster.sbatch("--gres=shard:30", "--nodelist=n1", "--requeue", command="sleep 60")
+    eventually(lambda: "Priority=0 " in cluster.ask("scontrol", "show", "job", job), "it is held")
+    shown = cluster.ask("scontrol", "show", "job", job)
+    assert re.search(r"Comment=vgpu: .*GPU [01]", shown), shown
+    assert "drain" not in cluster.ask("sinfo", "-h", "-N", "-o", "%T")
+
+
+@slow
+def test_a_job_of_more_than_its_shards_is_held(cluster: Cluster) -> None:
+    job = cluster.sbatch("--gres=shard:10", "--comment=vgpu:sm=50", "--requeue", command="sleep 60")
+    eventually(lambda: "more than the 10 shards" in cluster.ask("scontrol", "show", "job", job), "it is held")
+    assert is_empty(cluster)
+
+
+@slow
+def test_a_killed_slurmd_leaves_nothing(cluster: Cluster) -> None:
+    job = cluster.sbatch("--gres=shard:30", "--nodelist=n2", command="sleep 600")
+    eventually(lambda: vgpus(cluster), "it runs")
+    pid = int((cluster.folder / "n2.pid").read_text())
+    os.kill(pid, signal.SIGKILL)
+    cluster.start_slurmd("n2")
+    cluster.ask("scancel", job)
+    eventually(lambda: is_empty(cluster), "the epilog runs")
+
+
+@slow
+def test_the_epilog_removes_what_earlier_jobs_left(cluster: Cluster) -> None:
+    """A machine that lost its power ran no epilog."""
+    from vgpu.integrations.claims import Claim
+    from vgpu.spec import VgpuSpec
+
+    with cluster.nodes["n1"].link() as link:
+        spec = VgpuSpec.parse(sm_percent="10", memory_bytes="1G")
+        link.create(spec, claim=Claim("slurm", "99999.n1", labels={"job": "99999"}))
+    cluster.srun("--gres=shard:5", "--nodelist=n1", "true").communicate(timeout=60)
+    eventually(lambda: is_empty(cluster), "it is removed")
+
+
+@slow
+def test_a_job_without_shards_has_no_vgpu(cluster: Cluster) -> None:
+    out, _ = cluster.srun("sh", "-c", "echo vgpu=$VGPU_ID").communicate(timeout=60)
+    assert out.strip() == "vgpu="
+    assert is_empty(cluster)

@@ -1,0 +1,250 @@
+"""``vgpuctl slurm HOOK``: Slurm's Prolog, TaskProlog and Epilog, each a script of one line.
+
+A job asks for shards: ``--gres=shard:30`` is 30 percent of one GPU, of its compute and of its memory. Slurm counts the
+shards of each GPU, so its accounting is exact. ``--comment=vgpu:sm=10,mem=16G`` stays within them.
+
+==============  ================================================================================================
+``prolog``      root, before the job: makes the vGPU of the claim ``slurm/JOB.NODE`` for the job's user
+``task-prolog`` the user, before each task: prints the variables that put the task into the vGPU
+``epilog``      root, after the job: removes the vGPU; also those of jobs that Slurm does not know any more
+==============  ================================================================================================
+
+A Prolog that fails drains the node. So ``prolog`` exits with 0 where the node has no room: it holds the job, or cancels
+it if it cannot be requeued, with the reason in the job's comment. Facts: slurm.conf(5), prolog_epilog.html, and runs of
+Slurm 22.05.8.
+
+This module imports nothing that a job would wait for: no pydantic, no typer.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+from uuid import uuid4
+
+from vgpu.errors import ErrorCode, VgpuError
+
+SHARDS: Final = 100
+"""Of one GPU, in gres.conf."""
+ANSWER_S: Final = 20.0
+_COMMENT: Final = re.compile(r"(?:^|\s)vgpu:([a-z]+=[^,\s]+(?:,[a-z]+=[^,\s]+)*)")
+_NODES: Final = re.compile(r"Nodes=(\S+) .*?GRES=(\S*)")
+_GRES: Final = re.compile(r"(gpu|shard):(?:[A-Za-z][^:,()]*:)?(\d+)\(IDX:([0-9,-]+)\)")
+
+CONFIG: Final = """# slurm.conf
+GresTypes=gpu,shard
+Prolog=/etc/slurm/vgpu-prolog
+TaskProlog=/etc/slurm/vgpu-task-prolog
+Epilog=/etc/slurm/vgpu-epilog
+PrologFlags=Alloc
+# NodeName=... Gres=gpu:{gpus},shard:{shards}
+
+# gres.conf
+{devices}
+
+# /etc/slurm/vgpu-prolog, vgpu-task-prolog, vgpu-epilog: mode 0755, each of two lines
+#!/bin/sh
+exec {vgpuctl} slurm prolog         # task-prolog, epilog
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a job asks of one GPU. ``gpu``: its index. ``memory``: as the user wrote it; "": as much as the shards."""
+
+    gpu: int
+    shards: int
+    sm: float
+    memory: str
+
+
+def expanded(hosts: str) -> Iterator[str]:
+    """The names in a host list: ``n[1-2,07],m`` is n1, n2, n07, m."""
+    for name, ranges in re.findall(r"([^,\[]+)(?:\[([^\]]*)\])?,?", hosts):
+        if not ranges:
+            yield name
+        for part in filter(None, ranges.split(",")):
+            first, _, last = part.partition("-")
+            for number in range(int(first), int(last or first) + 1):
+                yield f"{name}{number:0{len(first)}d}"
+
+
+def shards_on(text: str, node: str) -> tuple[int, int] | None:
+    """GPU and shards of a job on this node, by ``scontrol -d show job``; None: the job has no shards there. Nodes that
+    are alike share one line."""
+    for hosts, gres in _NODES.findall(text):
+        if node in expanded(hosts):
+            for kind, count, indices in _GRES.findall(gres):
+                if kind == "shard":
+                    return int(indices.split(",")[0].split("-")[0]), int(count)
+    return None
+
+
+def asked_by(comment: str, gpu: int, shards: int) -> Asked:
+    """``VgpuError`` (invalid): the comment asks for more than the shards, or for what is not known."""
+    found = _COMMENT.search(comment)
+    wanted = dict(part.split("=", 1) for part in found[1].split(",")) if found else {}
+    if unknown := wanted.keys() - {"sm", "mem"}:
+        text = f"--comment=vgpu: has no {sorted(unknown)[0]}="
+        raise VgpuError(ErrorCode.INVALID, text, "it may have sm= and mem=, as in --comment=vgpu:sm=10,mem=16G")
+    try:
+        sm = float(wanted.get("sm", shards * 100 / SHARDS))
+    except ValueError:
+        raise VgpuError(ErrorCode.INVALID, f"{wanted['sm']!r} is no percentage", "--comment=vgpu:sm=10") from None
+    if sm * SHARDS > shards * 100:
+        hint = f"sbatch --gres=shard:{-(-int(sm * SHARDS) // 100)}"
+        raise VgpuError(ErrorCode.INVALID, f"sm={sm:g} is more than the {shards} shards of the job", hint)
+    return Asked(gpu, shards, sm, wanted.get("mem", ""))
+
+
+def main(words: Sequence[str]) -> int:
+    hooks = {"prolog": prolog, "task-prolog": task_prolog, "epilog": epilog, "config": config}
+    if len(words) != 1 or words[0] not in hooks:
+        print(f"usage: vgpuctl slurm {'|'.join(hooks)}", file=sys.stderr)
+        return 2
+    try:
+        return hooks[words[0]](os.environ)
+    except VgpuError as error:
+        print(f"vgpuctl slurm: {error}", file=sys.stderr)
+        return 1
+
+
+def prolog(environment: Mapping[str, str]) -> int:
+    """Always 0 for what a job can cause."""
+    job = environment["SLURM_JOB_ID"]
+    found = shards_on(_scontrol("-d", "show", "job", job), environment["SLURMD_NODENAME"])
+    if found is None:
+        return 0
+    try:
+        asked = asked_by(environment.get("SLURM_JOB_COMMENT", ""), *found)
+        _make(environment, asked)
+    except VgpuError as error:
+        _hold(job, str(error))
+    return 0
+
+
+def claim_uid(environment: Mapping[str, str]) -> str:
+    return f"{environment['SLURM_JOB_ID']}.{environment['SLURMD_NODENAME']}"
+
+
+def _make(environment: Mapping[str, str], asked: Asked) -> None:
+    from vgpu.api.link import open_link
+
+    with open_link() as link:
+        gpu = next((gpu for gpu in link.ask("gpus")["gpus"] if gpu["index"] == asked.gpu), None)
+        if gpu is None:
+            raise VgpuError(ErrorCode.NOT_FOUND, f"the node serves no GPU {asked.gpu}", "vgpuctl gpu ls")
+        memory = gpu["total_memory_bytes"] * asked.shards // SHARDS >> 20 << 20
+        labels = {"job": environment["SLURM_JOB_ID"], "user": environment.get("SLURM_JOB_USER", "")}
+        request: dict[str, Any] = {
+            "spec": {"sm_percent": asked.sm, "memory_bytes": asked.memory or memory},
+            "gpu": str(asked.gpu),
+            "request_id": uuid4().hex,
+            "claim": {"kind": "slurm", "uid": claim_uid(environment), "labels": labels},
+        }
+        if os.geteuid() == 0:
+            request["owner_uid"] = int(environment["SLURM_JOB_UID"])
+        made = link.change("create", **request)
+        if made["spec"]["memory_bytes"] > memory:
+            link.change("remove", vgpu=made["vgpu_id"], force=True)
+            text = f"mem={asked.memory} is more than the {asked.shards} shards of the job"
+            raise VgpuError(ErrorCode.INVALID, text, "sbatch --gres=shard:N with a larger N")
+        link.change("confirm", request_id=made["request_id"])
+
+
+def _hold(job: str, reason: str) -> None:
+    """The job waits, held, with the reason in its comment; one that cannot be requeued is cancelled."""
+    text = "vgpu: " + re.sub(r"[^\w .,:;%/()+-]", "'", reason)[:200]
+    subprocess.run(["scontrol", "update", f"job={job}", f"comment={text}"], check=False, timeout=ANSWER_S)
+    held = subprocess.run(["scontrol", "requeuehold", job], check=False, timeout=ANSWER_S, capture_output=True)
+    if held.returncode != 0:
+        subprocess.run(["scancel", job], check=False, timeout=ANSWER_S)
+
+
+def task_prolog(environment: Mapping[str, str]) -> int:
+    """Lines that Slurm reads from the standard output of a TaskProlog."""
+    from vgpu.api.link import open_link
+    from vgpu.api.programs import changes
+
+    with open_link() as link:
+        vgpu = _of_claim(link, claim_uid(environment))
+    if vgpu is None:
+        return 0
+    for name, value in changes(vgpu).items():
+        print(f"unset {name}" if value is None else f"export {name}={value}")
+    print(f"export CUDA_VISIBLE_DEVICES={vgpu['gpu_uuid']}")
+    return 0
+
+
+def epilog(environment: Mapping[str, str]) -> int:
+    from vgpu.api.link import open_link
+
+    with open_link() as link:
+        for vgpu in link.ask("list")["vgpus"]:
+            claim = vgpu.get("claim") or {}
+            uid = claim.get("uid", "")
+            mine = claim.get("kind") == "slurm" and uid.endswith(f".{environment['SLURMD_NODENAME']}")
+            if mine and (uid == claim_uid(environment) or _is_unknown(claim["labels"].get("job", ""))):
+                _remove(link, vgpu["vgpu_id"])
+    return 0
+
+
+def _remove(link: Any, vgpu_id: str) -> None:
+    try:
+        link.change("remove", vgpu=vgpu_id, force=True)
+    except VgpuError as error:
+        if error.code not in {ErrorCode.NOT_FOUND, ErrorCode.REMOVED}:
+            raise
+
+
+def _of_claim(link: Any, uid: str) -> dict[str, Any] | None:
+    for vgpu in link.ask("list")["vgpus"]:
+        claim = vgpu.get("claim") or {}
+        if (claim.get("kind"), claim.get("uid")) == ("slurm", uid):
+            return vgpu  # type: ignore[no-any-return]
+    return None
+
+
+def _is_unknown(job: str) -> bool:
+    """Whether Slurm does not know the job any more. False where Slurm does not answer."""
+    asked = subprocess.run(
+        ["scontrol", "show", "job", job], check=False, timeout=ANSWER_S, capture_output=True, text=True
+    )
+    return asked.returncode != 0 and "Invalid job id" in asked.stderr
+
+
+def _scontrol(*words: str) -> str:
+    try:
+        asked = subprocess.run(["scontrol", *words], check=False, timeout=ANSWER_S, capture_output=True, text=True)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise VgpuError(
+            ErrorCode.UNAVAILABLE, f"scontrol cannot be asked: {error}", "is Slurm's bin on PATH?"
+        ) from None
+    if asked.returncode != 0:
+        raise VgpuError(ErrorCode.UNAVAILABLE, f"scontrol refuses: {asked.stderr.strip()}", "scontrol ping")
+    return asked.stdout
+
+
+def config(_: Mapping[str, str]) -> int:
+    """The lines of Slurm's configuration for this machine."""
+    from vgpu.api.link import open_link
+
+    with open_link() as link:
+        gpus = link.ask("gpus")["gpus"]
+    lines = [f"Name=gpu File=/dev/nvidia{gpu['index']}" for gpu in gpus]
+    lines += [f"Name=shard Count={SHARDS} File=/dev/nvidia{gpu['index']}" for gpu in gpus]
+    print(
+        CONFIG.format(
+            gpus=len(gpus),
+            shards=SHARDS * len(gpus),
+            devices="\n".join(lines),
+            vgpuctl=os.path.abspath(sys.argv[0]),  # noqa: PTH100
+        ),
+        end="",
+    )
+    return 0
