@@ -138,7 +138,7 @@ def _platform(facts: Facts) -> Iterator[Finding]:
 
 def _driver(facts: Facts) -> Iterator[Finding]:
     driver = facts.driver
-    without = "install the NVIDIA driver; without a GPU: vgpuctl serve --simulate 1"
+    without = "install the NVIDIA driver; without a GPU: vgpuctl serve --detach --simulate 1"
     if not driver.version and driver.cuda_error and driver.nvml_error:
         yield Finding("NVIDIA driver", Verdict.NOTE, "none: only simulated GPUs here", without)
         yield _judged(

@@ -196,14 +196,13 @@ def _lease(vgpu: VgpuStatus) -> str:
 
 def _print_detail(detail: VgpuDetail) -> None:
     output.print_facts(facts(detail))
-    advice = () if detail.advice is None else (detail.advice.text,)
-    for kind, notes in (("warning", detail.vgpu.warnings), ("note", detail.notes), ("advice", advice)):
+    for kind, notes in detail.remarks.items():
         for note in notes:
             for word, line in zip_longest([kind], output.wrapped(note, indent=10), fillvalue=""):
                 print(f"{word:<10}{line}")
     if detail.processes:
         print()
-        rows = [tables.process_row(process, detail.vgpu.state) for process in detail.processes]
+        rows = [tables.process_row(process, detail.vgpu) for process in detail.processes]
         output.print_table(tables.PROCESSES, rows)
 
 
@@ -239,12 +238,12 @@ def ps(
         raise VgpuError(ErrorCode.INVALID, "--all lists those of every vGPU and of none: it goes with no VGPU", "")
     with ControlLink() as node:
         found = node.processes(vgpu)
-        states = {one.vgpu_id: one.state for one in node.list()} if form is Output.TABLE else {}
+        vgpus = {one.vgpu_id: one for one in node.list()} if form is Output.TABLE else {}
         outside = [one for gpu in node.gpus() for one in gpu.outside] if everyone else []
     if form is Output.JSON:
         output.print_json([*found.processes, *outside])
     else:
-        rows = [tables.process_row(process, states.get(process.vgpu_id, "")) for process in found.processes]
+        rows = [tables.process_row(process, vgpus.get(process.vgpu_id)) for process in found.processes]
         output.print_table(tables.PROCESSES, [*rows, *map(tables.outside_row, outside)])
     for index in found.silent_gpus:
         say(f"GPU {index} does not answer: its programs are not listed", "vgpuctl gpu ls")
