@@ -7,11 +7,12 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
+from tests.ctl.fake_node import FakeNode, gpu_reading, node_status, process_reading, vgpu_reading
 from vgpu import driver
 from vgpu.ctl.exit_codes import FOR_ERROR, Exit
 from vgpu.ctl.main import run
@@ -188,6 +189,23 @@ def test_the_command_for_a_node_is_one_that_works_on_this_machine(tmp_path: Path
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidiactl").touch()
     assert driver.command_for_a_node(tmp_path) == "vgpuctl serve --detach"
+
+
+@pytest.mark.parametrize(("uid", "own"), [(0, None), (0, Path("/run")), (1000, None)])
+def test_serve_warns_root_of_an_interpreter_that_others_cannot_run(
+    uid: int, own: Path | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``own``: what keeps others from the node itself; such a node is for root alone."""
+    monkeypatch.setattr("vgpu.node.starting.start", lambda *_: SimpleNamespace(pid=7))
+    monkeypatch.setattr("vgpu.node.starting.wait_until_serving", lambda *_: node_status())
+    monkeypatch.setattr("vgpu.ctl.node.os.geteuid", lambda: uid)
+    monkeypatch.setattr("vgpu.ctl.node.reach.closed_directories", lambda _: [own] if own else [])
+    monkeypatch.setattr("vgpu.ctl.node.reach.closed_to_others", lambda: Path("/root"))
+    assert run(["serve", "--detach"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("node 7 serves")
+    warned = "other users cannot run this vgpuctl: /root is closed to them\n  → /usr/bin/python3 -m venv /opt/vgpu"
+    assert (warned in said.err) == (uid == 0 and own is None)
 
 
 def test_ps_names_the_vgpu_and_its_owner(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
