@@ -118,6 +118,8 @@ def ls(
     elif quiet or form is Listed.NAME:
         for vgpu in found:
             print(vgpu.vgpu_id if quiet else vgpu.name or vgpu.vgpu_id)
+    elif not found and sys.stdout.isatty():
+        print("No vGPU fits." if everything else "No vGPU yet. vgpuctl run --sm 30 --mem 8G COMMAND makes one.")
     else:
         output.print_table(tables.VGPUS, map(tables.vgpu_row, found), whole=form is Listed.WIDE)
 
@@ -242,6 +244,8 @@ def ps(
         outside = [one for gpu in node.gpus() for one in gpu.outside] if everyone else []
     if form is Output.JSON:
         output.print_json([*found.processes, *outside])
+    elif not found.processes and not outside and sys.stdout.isatty():
+        print("No program runs in this vGPU." if vgpu else "No program runs in a vGPU.")
     else:
         rows = [tables.process_row(process, vgpus.get(process.vgpu_id)) for process in found.processes]
         output.print_table(tables.PROCESSES, [*rows, *map(tables.outside_row, outside)])
@@ -418,6 +422,9 @@ def rm(
             from vgpu.ctl.present.sentences import print_changed
 
             print_changed(node, "rm", gone)
+            own = {one.strip() for one in os.environ.get("VGPU_ID", "").split(",")}
+            if own & {word for vgpu in gone for word in (vgpu.vgpu_id, vgpu.name)}:
+                say("this shell's VGPU_ID still names it: its next program has no GPU", 'eval "$(vgpuctl deactivate)"')
     return worst
 
 
