@@ -32,6 +32,7 @@ from client_hook.environment import (
 )
 from client_hook.errors import HookError
 from client_hook.install import UserInstallation, preflight
+from client_hook.reach import ELSEWHERE, closed_to_others
 
 OLDEST_GLIBC: Final = (2, 28)
 LONGEST_SOCKET_PATH: Final = 107  # sun_path without its closing zero
@@ -102,6 +103,8 @@ class Facts:
     driver: DriverFacts = field(default_factory=DriverFacts)
     node_uid: int | None = None
     """The uid of the node that listens in the runtime directory; None: there is none."""
+    closed: str = ""
+    """A directory that keeps other users from running this installation, "" if there is none."""
 
 
 def diagnose(facts: Facts) -> Iterator[Finding]:
@@ -111,6 +114,8 @@ def diagnose(facts: Facts) -> Iterator[Finding]:
     yield from _mps(facts)
     yield from _hook(facts)
     yield from _directories(facts)
+    if facts.uid == 0:
+        yield _others(facts)
 
 
 def _judged(check: str, good: bool, found: str, fix: str, otherwise: Verdict = Verdict.MISSING) -> Finding:
@@ -138,7 +143,7 @@ def _platform(facts: Facts) -> Iterator[Finding]:
 
 def _driver(facts: Facts) -> Iterator[Finding]:
     driver = facts.driver
-    without = "install the NVIDIA driver; without a GPU: vgpuctl serve --simulate 1"
+    without = "install the NVIDIA driver; without a GPU: vgpuctl serve --detach --simulate 1"
     if not driver.version and driver.cuda_error and driver.nvml_error:
         yield Finding("NVIDIA driver", Verdict.NOTE, "none: only simulated GPUs here", without)
         yield _judged(
@@ -210,6 +215,13 @@ def _directories(facts: Facts) -> Iterator[Finding]:
     )
 
 
+def _others(facts: Facts) -> Finding:
+    """Root's node is for all users, and each runs this installation's ``vgpuctl`` and preloads its hook."""
+    if not facts.closed:
+        return Finding("other users", Verdict.OK, "can run this vgpuctl")
+    return Finding("other users", Verdict.NOTE, f"cannot run this vgpuctl: {facts.closed} is closed to them", ELSEWHERE)
+
+
 # --- probing --------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +249,7 @@ def probe(runtime_dir: Path, state_dir: Path, user: UserInstallation) -> Facts:
         foreign_mps=_foreign_mps(runtime_dir),
         driver=probe_driver(),
         node_uid=node_uid(runtime_dir / "control.sock"),
+        closed=str(closed_to_others() or ""),
     )
 
 

@@ -12,6 +12,7 @@ import pytest
 
 import vgpu
 from tests.integration.node import ROOT, SimulatedNode, eventually
+from vgpu import driver
 
 HEAVY = ("pydantic", "trio", "anyio", "typer", "rich", "structlog", "pynvml", "psutil", "IPython")
 PRINT_ID = [sys.executable, "-c", "import os; print(os.environ['VGPU_ID'])"]
@@ -133,7 +134,7 @@ def test_where_no_node_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with pytest.raises(vgpu.VgpuError) as caught:
         vgpu.list()
     assert caught.value.code is vgpu.ErrorCode.UNREACHABLE
-    assert caught.value.hint == "start one with: vgpuctl serve --detach"
+    assert caught.value.hint == f"start one with: {driver.command_for_a_node()}"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -1,4 +1,4 @@
-"""A real kernel in a vGPU of its own."""
+"""A real kernel in a vGPU of its own, by the lines of the quick start."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ pytest.importorskip("ipykernel")
 manager = pytest.importorskip("jupyter_client.manager")
 
 import vgpu  # noqa: E402
+from tests.api.test_documented import blocks  # noqa: E402
 from tests.integration.node import ROOT, SimulatedNode, eventually  # noqa: E402
 
 VGPUCTL = Path(sys.executable).with_name("vgpuctl")
@@ -24,7 +25,8 @@ def test_a_kernel_has_a_vgpu_until_its_end(
 ) -> None:
     for name in ("JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR"):
         monkeypatch.setenv(name, str(tmp_path / name))
-    command = [str(VGPUCTL), "jupyter", "install", "--sm", "20", "--mem", "4G", "--python", sys.executable]
+    [typed] = [line for line in blocks("quickstart-jupyter.md", "console")[0].splitlines() if "jupyter install" in line]
+    command = [str(VGPUCTL), *typed.split()[2:], "--python", sys.executable]
     subprocess.run(command, cwd=ROOT, check=True, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
 
     async def body() -> None:
@@ -44,7 +46,7 @@ def test_a_kernel_has_a_vgpu_until_its_end(
             assert made.id in "".join(said)
             said.clear()
             await client.execute_interactive(
-                "%load_ext vgpu\n%vgpu\n%vgpu resize sm=30",
+                blocks("quickstart-jupyter.md", "ipython")[0],
                 timeout=90,
                 output_hook=lambda message: said.append(message["content"].get("text", "")),
             )

@@ -129,6 +129,22 @@ def test_an_offer_is_made_in_the_options_that_were_typed(fields: dict[str, int],
     assert error.hint == (offer or "make room: vgpuctl rm ID")
 
 
+@pytest.mark.parametrize(
+    ("uid", "hint"),
+    [
+        (1000, "make room: vgpuctl rm ID"),
+        (0, "make room: vgpuctl rm ID"),
+        (2000, "its room is promised to vGPUs of other users: vgpuctl ls"),
+    ],
+)
+def test_only_a_user_that_can_make_room_is_asked_for_it(uid: int, hint: str) -> None:
+    found = registry()
+    create(found, "a", sm_percent=100)
+    with pytest.raises(VgpuError) as caught:
+        found.create("b", VgpuSpec.parse(sm_percent=20, memory_bytes="1G"), Owner(uid), 0)
+    assert (caught.value.code, caught.value.hint) == (ErrorCode.NO_ROOM, hint)
+
+
 def test_all_that_does_not_fit_is_said_and_an_offer_for_all_of_it() -> None:
     found = registry()
     create(found, "a", sm_percent=55, memory_bytes="43G")

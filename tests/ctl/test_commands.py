@@ -7,11 +7,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.ctl.fake_node import FakeNode, gpu_reading, process_reading, vgpu_reading
+from tests.ctl.fake_node import FakeNode, gpu_reading, node_status, process_reading, vgpu_reading
+from vgpu import driver
 from vgpu.ctl.exit_codes import FOR_ERROR, Exit
 from vgpu.ctl.main import run
 from vgpu.ctl.present.tables import used_of
@@ -182,6 +184,40 @@ def test_without_a_node_it_says_how_to_start_one(
     assert run(["exec", "x", "--", "true"]) == Exit.LAUNCH
 
 
+def test_the_command_for_a_node_is_one_that_works_on_this_machine(tmp_path: Path) -> None:
+    assert driver.command_for_a_node(tmp_path) == "vgpuctl serve --detach --simulate 1"
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "nvidiactl").touch()
+    assert driver.command_for_a_node(tmp_path) == "vgpuctl serve --detach"
+
+
+@pytest.mark.parametrize(("uid", "own"), [(0, None), (0, Path("/run")), (1000, None)])
+def test_serve_warns_root_of_an_interpreter_that_others_cannot_run(
+    uid: int, own: Path | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``own``: what keeps others from the node itself; such a node is for root alone."""
+    monkeypatch.setattr("vgpu.node.starting.start", lambda *_: SimpleNamespace(pid=7))
+    monkeypatch.setattr("vgpu.node.starting.wait_until_serving", lambda *_: node_status())
+    monkeypatch.setattr("vgpu.ctl.node.os.geteuid", lambda: uid)
+    monkeypatch.setattr("vgpu.ctl.node.reach.closed_directories", lambda _: [own] if own else [])
+    monkeypatch.setattr("vgpu.ctl.node.reach.closed_to_others", lambda: Path("/root"))
+    assert run(["serve", "--detach"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("node 7 serves")
+    warned = "other users cannot run this vgpuctl: /root is closed to them\n  → /usr/bin/python3 -m venv /opt/vgpu"
+    assert (warned in said.err) == (uid == 0 and own is None)
+
+
+def test_ps_names_the_vgpu_and_its_owner(node: FakeNode, capsys: pytest.CaptureFixture[str]) -> None:
+    node.answers["list"] = lambda _: {"vgpus": [dump(vgpu_reading(name="trainer", owner_uid=0))]}
+    node.answers["processes"] = lambda _: {"processes": [process_reading(), process_reading(vgpu_id="vgpu-00000009")]}
+    assert run(["ps"]) == 0
+    header, named, gone = capsys.readouterr().out.splitlines()
+    assert named[header.index("NAME") :].split()[0] == "trainer"
+    assert named[header.index("OWNER") :].split()[0] == "root"
+    assert not gone[header.index("OWNER") :][:5].strip()
+
+
 def test_a_mistyped_command_names_the_right_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["creat"]) == Exit.USAGE
     assert "create" in capsys.readouterr().err
@@ -332,6 +368,9 @@ def test_inspect_tells_what_moves_and_advises_a_size(full_node: FakeNode, capsys
     moving = {"waiting_ns": 2_300_000_000, "window_ns": 8_000_000, "swaps_out": 3, "swaps_in": 2}
     advice = {"observed_ns": 1, "busy_ratio": 0.1, "memory_peak_bytes": 1, "sm_percent": 12, "memory_bytes": 1}
     before = full_node.answers["inspect"](None)
+    full_node.answers["inspect"] = lambda _: before | {"advice": advice | {"text": ""}}
+    assert run(["inspect", "trainer"]) == 0
+    assert capsys.readouterr().out == plain
     assert isinstance(before, dict)
     text = "It used 10 % of the GPU: vgpuctl set vgpu-0a1b2c3d --sm 12"
     moved = before["vgpu"] | moving | {"memory_away_bytes": 1 << 30}

@@ -6,11 +6,13 @@ import os
 import socket
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
 from client_hook.doctor import DriverFacts, Facts, Finding, Verdict, diagnose, probe, probe_driver
 from client_hook.install import UserInstallation
+from client_hook.reach import closed_to_others
 
 DRIVER = DriverFacts("580.159", "", 1, "/lib/libcuda.so.1", "", ("NVIDIA H200",))
 HEALTHY = Facts(
@@ -66,6 +68,7 @@ def test_a_healthy_machine_needs_nothing() -> None:
         ({"driver": replace(DRIVER, nvml_error="not found")}, "NVML", Verdict.MISSING, "libnvidia-ml"),
         ({"driver": replace(DRIVER, exclusive_gpus=(3,))}, "compute mode", Verdict.MISSING, "-i 3 -c DEFAULT"),
         ({"driver": replace(DRIVER, mig_gpus=(0,))}, "MIG", Verdict.NOTE, "-mig 0"),
+        ({"uid": 0, "closed": "/root"}, "other users", Verdict.NOTE, "/usr/bin/python3 -m venv"),
         ({"driver": DriverFacts()}, "NVIDIA driver", Verdict.NOTE, "--simulate 1"),
     ],
 )
@@ -76,6 +79,25 @@ def test_one_lack_is_one_finding_with_what_to_type(
     assert (finding.check, finding.verdict) == (check, verdict)
     assert fix in finding.fix
     assert finding.found
+
+
+def test_only_root_serves_others() -> None:
+    assert unhealthy(replace(HEALTHY, closed="/home/a")) == []
+    assert [one.found for one in diagnose(replace(HEALTHY, uid=0))][-1] == "can run this vgpuctl"
+
+
+def test_an_interpreter_in_a_closed_home_is_found_through_its_link() -> None:
+    with TemporaryDirectory(dir="/tmp") as place:  # pytest's own directories are closed to others
+        home, opened = Path(place, "root"), Path(place, "opt")
+        home.mkdir()
+        opened.mkdir()
+        (home / "python3").touch()
+        (opened / "python3").symlink_to(home / "python3")
+        for folder in (home.parent, home, opened):
+            folder.chmod(0o755)
+        assert closed_to_others([opened / "python3"]) is None
+        home.chmod(0o700)
+        assert closed_to_others([opened / "python3"]) == home
 
 
 def test_the_hook_of_the_whole_system_counts_as_installed() -> None:

@@ -88,6 +88,19 @@ def test_eval_of_create(node: Node) -> None:
     assert told["total_mem"] == MEMORY_BYTES
 
 
+def test_a_shell_leaves_its_vgpu(node: Node) -> None:
+    """Otherwise its next program has no device, once the vGPU is removed."""
+    inside = 'env >before; eval "$(vgpuctl create --sm 30 --mem 2G --name left -o env)"; vgpuctl rm left >&2'
+    done = node.shell(f'{inside}; env >between; eval "$(vgpuctl deactivate)"; env >after')
+    assert done.returncode == 0, done.stderr
+    before, between, after = (
+        {line for line in (node.directory / name).read_text().splitlines() if not line.startswith("_=")}
+        for name in ("before", "between", "after")
+    )
+    assert {line.partition("=")[0] for line in between - before} >= {"VGPU_ID", "LD_PRELOAD", "LD_LIBRARY_PATH"}
+    assert after == before
+
+
 def test_exec_in_a_vgpu_by_name(node: Node) -> None:
     told = result(
         node.shell(f"vgpuctl create --sm 30 --mem 2G --name tr >&2 && vgpuctl exec tr -- {WORKLOAD}; vgpuctl rm tr >&2")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -130,6 +131,56 @@ def test_on_a_terminal_a_command_says_what_changed(
     monkeypatch.setattr("vgpu.ctl.vgpus.sys.stdout.isatty", lambda: True)
     assert run(line.split()) == 0
     assert capsys.readouterr().out.splitlines() == [sentence, FREE]
+
+
+@pytest.mark.parametrize(("named", "warned"), [("trainer", True), ("vgpu-9,vgpu-0a1b2c3d", True), ("infer", False)])
+def test_a_shell_whose_vgpu_was_removed_is_told_the_way_out(
+    served: FakeNode, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, named: str, warned: bool
+) -> None:
+    monkeypatch.setattr("vgpu.ctl.vgpus.sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("VGPU_ID", named)
+    assert run(["rm", "trainer"]) == 0
+    assert ('→ eval "$(vgpuctl deactivate)"' in capsys.readouterr().err) == warned
+
+
+@pytest.mark.parametrize(
+    ("line", "there", "sentence"),
+    [
+        ("ls", False, "No vGPU yet. vgpuctl run --sm 30 --mem 8G COMMAND makes one."),
+        ("ls --filter state=suspended", True, "No vGPU fits."),
+        ("ps", True, "No program runs in a vGPU."),
+        ("ps trainer", True, "No program runs in this vGPU."),
+    ],
+)
+def test_an_empty_list_is_a_sentence_on_a_terminal_and_a_header_in_a_pipe(
+    served: FakeNode,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    line: str,
+    there: bool,
+    sentence: str,
+) -> None:
+    served.answers["list"] = lambda _: {"vgpus": [dump(TRAINER)] if there else []}
+    served.answers["processes"] = lambda _: {"processes": []}
+    assert run(line.split()) == 0
+    assert "VGPU  NAME  GPU" in capsys.readouterr().out
+    monkeypatch.setattr("vgpu.ctl.vgpus.sys.stdout.isatty", lambda: True)
+    assert run(line.split()) == 0
+    assert capsys.readouterr().out == f"{sentence}\n"
+
+
+@pytest.mark.parametrize("missing", ["", "jupyter_client", "ipykernel", "anyio"])
+def test_jupyter_install_names_what_the_kernel_lacks(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
+) -> None:
+    monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("vgpu.ctl.jupyter.find_spec", lambda module: None if module == missing else object())
+    assert run(["jupyter", "install", "--sm", "20"]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"{tmp_path}/kernels/vgpu\n"
+    hints = {"": "", "jupyter_client": "jupyterlab", "ipykernel": "ipykernel", "anyio": '"st-vgpu[aio]"'}
+    assert (f"→ pip install {hints[missing]}" in said.err) == bool(missing)
+    assert len(said.err.splitlines()) == (2 if missing else 0)
 
 
 @pytest.mark.parametrize("line", [line for line, _ in DONE])

@@ -69,8 +69,8 @@ def test_modes_are_what_they_are_under_any_umask(node: SimulatedNode) -> None:
 
 
 def test_a_place_that_others_cannot_reach_is_named(node: SimulatedNode) -> None:
-    code = "from pathlib import Path; from vgpu.node.supervisor import closed_to_others; import sys"
-    code += "; print(*closed_to_others(Path(sys.argv[1])))"
+    code = "from pathlib import Path; from client_hook.reach import closed_directories; import sys"
+    code += "; print(*closed_directories(Path(sys.argv[1])))"
     node.directory.chmod(0o700)
     try:
         command = [sys.executable, "-c", code, str(node.paths.runtime)]

@@ -7,10 +7,13 @@ import itertools
 import json
 import math
 import signal
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
+from tests.integration.node import ROOT
 from tests.sim.conftest import Node
 from vgpu.workload.__main__ import in_words
 from vgpu.workload.symboltable import address_of
@@ -67,6 +70,17 @@ def test_without_a_gpu_it_says_so(node: Node) -> None:
     (error,) = lines(node, VGPU_SIM_DIR="/nonexistent")
     assert error["event"] == "error"
     assert "NO_DEVICE" in error["error"]
+
+
+def test_without_a_driver_it_names_the_command() -> None:
+    """Outside of vGPUs a machine with simulated GPUs alone has no libcuda."""
+    code = (
+        "import sys, ctypes; from vgpu.workload import __main__, driver; sys.argv[1:] = ['--seconds', '1']; "
+        "driver.ctypes.CDLL = lambda name: ctypes.PyDLL('/no/' + name); sys.exit(__main__.main())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == "  → in a vGPU: vgpuctl run --sm 30 --mem 8G python -m vgpu.workload"
 
 
 def test_what_it_says_of_its_share_is_not_what_it_waited(node: Node) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import Annotated
 
 import typer
 
 from vgpu.ctl import options
+from vgpu.ctl.exit_codes import say
 
 jupyter_app = typer.Typer(
     invoke_without_command=True, callback=options.tells_what_it_holds, help="Notebooks in vGPUs of their own."
@@ -29,6 +32,22 @@ def install(
 
     VgpuSpec.parse(sm_percent=sm, memory_bytes=mem, name=name)
     print(kernelspec.install(name, sm, mem, gpu, python))
+    for message, hint in lacking(here=not python):
+        say(message, hint)
+
+
+def lacking(*, here: bool) -> Iterator[tuple[str, str]]:
+    """What the kernel needs and this environment has not, and the line for pip. ``here``: the kernel runs in it, too.
+    Jupyter itself reports such a lack as a kernel that does not start."""
+    if not find_spec("jupyter_client"):
+        yield (
+            "Jupyter is not installed beside this vgpuctl, and no other Jupyter can start the kernel",
+            "pip install jupyterlab",
+        )
+    if here and not find_spec("ipykernel"):
+        yield "the kernel's interpreter has no ipykernel", "pip install ipykernel, or name another with --python"
+    if not find_spec("anyio"):
+        yield "the kernel needs anyio", 'pip install "st-vgpu[aio]"'
 
 
 def register(app: typer.Typer) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from client_hook import interpreter
+from client_hook import interpreter, reach
 from vgpu.ctl import gpus, options
 from vgpu.ctl.exit_codes import say
 from vgpu.ctl.mistakes import ServeCommand
@@ -96,6 +96,8 @@ def serve(
         raise VgpuError(ErrorCode.UNAVAILABLE, f"node {process.pid} runs, and serves no GPU: {why}", hint)
     print(f"node {process.pid} serves {gpus_of(status)}; log: {log}")
     gpus.say_unserved(status.gpus)
+    if os.geteuid() == 0 and not reach.closed_directories(paths.runtime) and (closed := reach.closed_to_others()):
+        say(f"other users cannot run this vgpuctl: {closed} is closed to them", reach.ELSEWHERE)
 
 
 def stop() -> None:

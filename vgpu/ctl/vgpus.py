@@ -129,6 +129,8 @@ def ls(
     elif quiet or form is Listed.NAME:
         for vgpu in found:
             print(vgpu.vgpu_id if quiet else vgpu.name or vgpu.vgpu_id)
+    elif not found and sys.stdout.isatty():
+        print("No vGPU fits." if everything else "No vGPU yet. vgpuctl run --sm 30 --mem 8G COMMAND makes one.")
     else:
         output.print_table(tables.VGPUS, map(tables.vgpu_row, found), whole=form is Listed.WIDE)
 
@@ -207,14 +209,13 @@ def _lease(vgpu: VgpuStatus) -> str:
 
 def _print_detail(detail: VgpuDetail) -> None:
     output.print_facts(facts(detail))
-    advice = () if detail.advice is None else (detail.advice.text,)
-    for kind, notes in (("warning", detail.vgpu.warnings), ("note", detail.notes), ("advice", advice)):
+    for kind, notes in detail.remarks.items():
         for note in notes:
             for word, line in zip_longest([kind], output.wrapped(note, indent=10), fillvalue=""):
                 print(f"{word:<10}{line}")
     if detail.processes:
         print()
-        rows = [tables.process_row(process, detail.vgpu.state) for process in detail.processes]
+        rows = [tables.process_row(process, detail.vgpu) for process in detail.processes]
         output.print_table(tables.PROCESSES, rows)
 
 
@@ -250,12 +251,14 @@ def ps(
         raise VgpuError(ErrorCode.INVALID, "--all lists those of every vGPU and of none: it goes with no VGPU", "")
     with ControlLink() as node:
         found = node.processes(vgpu)
-        states = {one.vgpu_id: one.state for one in node.list()} if form is Output.TABLE else {}
+        vgpus = {one.vgpu_id: one for one in node.list()} if form is Output.TABLE else {}
         outside = [one for gpu in node.gpus() for one in gpu.outside] if everyone else []
     if form is Output.JSON:
         output.print_json([*found.processes, *outside])
+    elif not found.processes and not outside and sys.stdout.isatty():
+        print("No program runs in this vGPU." if vgpu else "No program runs in a vGPU.")
     else:
-        rows = [tables.process_row(process, states.get(process.vgpu_id, "")) for process in found.processes]
+        rows = [tables.process_row(process, vgpus.get(process.vgpu_id)) for process in found.processes]
         output.print_table(tables.PROCESSES, [*rows, *map(tables.outside_row, outside)])
     for index in found.silent_gpus:
         say(f"GPU {index} does not answer: its programs are not listed", "vgpuctl gpu ls")
@@ -430,6 +433,9 @@ def rm(
             from vgpu.ctl.present.sentences import print_changed
 
             print_changed(node, "rm", gone)
+            own = {one.strip() for one in os.environ.get("VGPU_ID", "").split(",")}
+            if own & {word for vgpu in gone for word in (vgpu.vgpu_id, vgpu.name)}:
+                say("this shell's VGPU_ID still names it: its next program has no GPU", 'eval "$(vgpuctl deactivate)"')
     return worst
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+from vgpu import driver
 from vgpu import paths as places
 from vgpu.config import load
 from vgpu.errors import ErrorCode, VgpuError
@@ -26,7 +27,6 @@ IDLE_S: Final = 60.0
 ATTEMPTS: Final = 20
 """Of one client: each may meet a node at the moment of its end."""
 LOOK_S: Final = 0.05
-_DRIVER: Final = ("proc/driver/nvidia/version", "dev/nvidiactl", "dev/dxg")
 _CONTAINER: Final = (".dockerenv", "run/.containerenv")
 _CONTAINER_GROUPS: Final = ("docker", "kubepods", "containerd", "libpod", "lxc")
 _SYSTEM: Final = (
@@ -85,7 +85,7 @@ def may_start(
             return False
         if os.geteuid() != 0 and (paths.runtime == system or system.exists()):
             return False
-    return bool(load().config.serve.simulate) or any((root / place).exists() for place in _DRIVER)
+    return bool(load().config.serve.simulate) or driver.is_here(root)
 
 
 def ensure_node(paths: NodePaths | None = None) -> bool:

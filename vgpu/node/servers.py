@@ -35,6 +35,7 @@ LONGEST_PAUSE_S: Final = 5.0
 SETTLED_S: Final = 10.0
 STOP_S: Final = 8.0
 _LAST_BYTES: Final = 1 << 14
+_WITHOUT: Final = "without one: vgpuctl serve --detach --simulate 1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,8 +250,10 @@ def gpu_count() -> int:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError as error:
         raise VgpuError(
-            ErrorCode.UNAVAILABLE, f"no NVIDIA GPU answers here: {error}", "without one: vgpuctl serve --simulate 1"
+            ErrorCode.UNAVAILABLE,
+            f"no NVIDIA GPU answers here: {error}",
+            "without one: vgpuctl serve --detach --simulate 1",
         ) from error
     if count == 0:
-        raise VgpuError(ErrorCode.UNAVAILABLE, "NVML finds no GPU", "without one: vgpuctl serve --simulate 1")
+        raise VgpuError(ErrorCode.UNAVAILABLE, "NVML finds no GPU", _WITHOUT)
     return count

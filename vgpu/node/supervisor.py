@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import stat
 import time
 from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
@@ -18,6 +17,7 @@ from typing import Final
 import trio
 from pydantic import ValidationError
 
+from client_hook import reach
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
@@ -117,8 +117,10 @@ class Node:
             keep_all()
             nursery.start_soon(self._end_when_replaced, nursery.cancel_scope)
             tell_service_manager("READY=1")
-            if os.geteuid() == 0 and (closed := closed_to_others(self._paths.runtime)):
+            if os.geteuid() == 0 and (closed := reach.closed_directories(self._paths.runtime)):
                 log.warning("other users cannot reach this node", closed=str(closed[0]), hint=f"chmod o+x {closed[0]}")
+            elif os.geteuid() == 0 and (kept := reach.closed_to_others()):
+                log.warning("other users cannot run this vgpuctl", closed=str(kept), hint=reach.ELSEWHERE)
             log.info("node serves", control=str(self._paths.control_socket), gpus=len(self._processes))
             async with trio.open_nursery() as serving:
                 if self._idle_s is not None:
@@ -292,11 +294,6 @@ def prepare(paths: NodePaths) -> None:
         except OSError as error:
             raise unusable(directory, error, variable) from error
         _own(directory, mode)
-
-
-def closed_to_others(directory: Path) -> list[Path]:
-    """``directory`` and its parents, as far as only the owner of each can pass through it."""
-    return [part for part in (directory, *directory.parents) if not part.stat().st_mode & stat.S_IXOTH]
 
 
 def _own(directory: Path, mode: int) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from vgpu import paths
+from vgpu import driver, paths
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, Message, encode
@@ -96,9 +96,8 @@ class BlockingLink:
         try:
             self._socket.connect(str(self._path))
         except (FileNotFoundError, ConnectionRefusedError) as error:
-            raise VgpuError(
-                ErrorCode.UNREACHABLE, f"no node answers at {self._path}", "start one with: vgpuctl serve --detach"
-            ) from error
+            hint = f"start one with: {driver.command_for_a_node()}"
+            raise VgpuError(ErrorCode.UNREACHABLE, f"no node answers at {self._path}", hint) from error
         except PermissionError as error:
             raise VgpuError(
                 ErrorCode.NOT_YOURS, f"{self._path} belongs to another user's node", "set VGPU_RUNTIME_DIR to your own"

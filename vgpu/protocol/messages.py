@@ -502,6 +502,12 @@ class VgpuDetail(Reading):
     advice: Advice | None = None
     mounts: tuple[str, ...] = ()  # of a container with this vGPU, as docker run -v takes them
 
+    @property
+    def remarks(self) -> dict[str, tuple[str, ...]]:
+        """Sentences for a person by their kind; a kind without news has none."""
+        advised = (self.advice.text,) if self.advice is not None and self.advice.text else ()
+        return {"warning": self.vgpu.warnings, "note": self.notes, "advice": advised}
+
 
 class OutsideProcess(Reading):
     """A process on a GPU that is in no vGPU: nothing here limits it. ``uid`` −1, ``command`` "": the server cannot see.

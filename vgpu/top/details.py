@@ -52,8 +52,7 @@ def help_text(glyphs: Glyphs) -> Table:
 
 def detail_text(detail: VgpuDetail, glyphs: Glyphs) -> Table:
     rows = [(name, said if isinstance(said, str) else said.text) for name, said in facts(detail).items()]
-    advice = () if detail.advice is None else (detail.advice.text,)
-    for kind, sentences in (("warning", detail.vgpu.warnings), ("note", detail.notes), ("advice", advice)):
+    for kind, sentences in detail.remarks.items():
         rows += [("", ""), *((kind, sentence) for sentence in sentences)] if sentences else []
     return _table(rows, glyphs)
 

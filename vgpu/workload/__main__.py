@@ -17,7 +17,7 @@ from ctypes import c_void_p
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vgpu.workload.driver import CudaError, Gpu
+from vgpu.workload.driver import NO_DRIVER, CudaError, Gpu
 from vgpu.workload.jobs import Appetite, Job, Stamps, compute, memory, take_memory, tiny
 from vgpu.workload.kernels import PTX
 
@@ -253,6 +253,8 @@ def main() -> int:
         if options.output == "json":
             say("error", {"error": str(error), "code": error.code if isinstance(error, CudaError) else None})
         print(f"vgpu.workload: {error}", file=sys.stderr)
+        if isinstance(error, CudaError) and error.code == NO_DRIVER:
+            print("  → in a vGPU: vgpuctl run --sm 30 --mem 8G python -m vgpu.workload", file=sys.stderr)
         return 1
     say("result", asdict(result))
     return 130 if interrupted else 0

@@ -42,6 +42,10 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
 }
 
 
+NO_DRIVER = -1
+"""``CudaError.code`` where there is no driver to answer."""
+
+
 class CudaError(RuntimeError):
     """A driver call failed; `code` is its CUresult."""
 
@@ -77,7 +81,7 @@ class Gpu:
         try:
             self.library = ctypes.CDLL("libcuda.so.1")
         except OSError as error:
-            raise CudaError("dlopen libcuda.so.1", -1, str(error)) from error
+            raise CudaError("dlopen libcuda.so.1", NO_DRIVER, str(error)) from error
         for name, arguments in _SIGNATURES.items():
             getattr(self.library, name).argtypes = arguments
         device = c_int()

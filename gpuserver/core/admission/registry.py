@@ -467,7 +467,9 @@ class Registry:
         if refusal is not None:
             if refusal.largest_memory_bytes is not None and refusal.largest_memory_bytes < owned_bytes:
                 refusal = replace(refusal, largest_memory_bytes=0)
-            raise refusal_error(refusal, changed.spec, self.card.sm_count, typed)
+            uid = changed.owner.uid
+            may_remove = uid == 0 or not others or any(record.owner.uid == uid for record in others)
+            raise refusal_error(refusal, changed.spec, self.card.sm_count, typed, may_remove=may_remove)
         self._settle(records, work, found.renamed({place: key for key, place in places.items()}))
 
     # --- proof
@@ -552,9 +554,11 @@ def scaled_ppm(guarantee_ppm: int, factor_ppm: int) -> int:
     return max(1, guarantee_ppm * factor_ppm // PPM)
 
 
-def refusal_error(refusal: Refusal, spec: VgpuSpec, sm_count: int, typed: str = "{}") -> VgpuError:
+def refusal_error(
+    refusal: Refusal, spec: VgpuSpec, sm_count: int, typed: str = "{}", *, may_remove: bool = True
+) -> VgpuError:
     """A refusal in the options that a person typed. Whatever its hint offers is admitted, typed in place of theirs, or
-    as ``typed`` says where there were none."""
+    as ``typed`` says where there were none. ``may_remove``: the person owns one of the vGPUs, or is root."""
     ways: list[list[str]] = []  # for each thing that does not fit, the options of which any one makes it fit
     if refusal.largest_sm_mpercent is not None:
         ways.append(_partition_options(refusal, sm_count))
@@ -563,7 +567,10 @@ def refusal_error(refusal: Refusal, spec: VgpuSpec, sm_count: int, typed: str = 
     if refusal.largest_memory_bytes is not None:
         ways.append(_memory_options(refusal.largest_memory_bytes, spec))
     offers = [typed.format(" ".join(options)) for options in product(*ways)]
-    hint = f"the largest that fits: {' or '.join(offers)}" if offers else "make room: vgpuctl rm ID"
+    if offers:
+        hint = f"the largest that fits: {' or '.join(offers)}"
+    else:
+        hint = "make room: vgpuctl rm ID" if may_remove else "its room is promised to vGPUs of other users: vgpuctl ls"
     return VgpuError(ErrorCode.NO_ROOM, refusal.reason, hint)
 
 

@@ -139,7 +139,7 @@ class Seen:
 
 
 def advise(seen: Seen) -> Advice | None:
-    """A size for the vGPU; None before it has used anything."""
+    """A size for the vGPU; None before it has used anything. Its text is empty while there is nothing to report."""
     if not seen.seconds and not seen.memory_peak_bytes:
         return None
     percent, said = _compute(seen)
@@ -157,11 +157,11 @@ def advise(seen: Seen) -> Advice | None:
     options = [f"--sm {percent:g}"] if percent is not None else []
     options += [f"--mem {size // MIB}M"] if size is not None and size < seen.memory_limit_bytes else []
     typed = f": vgpuctl set {seen.vgpu} {' '.join(options)}" if options else ""
-    text = "; ".join(said) + typed
+    sentences = ["; ".join(said) + typed] if said else []
     if seen.temporal and seen.wasted is not None:
         held, used = (f"{100 * part:.0f} %" for part in seen.wasted)
-        text += (
-            f". The vGPUs of GPU {seen.gpu_index} held it for {held} of a minute, and kernels ran for {used} (NVML). "
+        sentences.append(
+            f"The vGPUs of GPU {seen.gpu_index} held it for {held} of a minute, and kernels ran for {used} (NVML). "
             f"In spatial mode their programs run side by side: vgpuctl gpu set {seen.gpu_index} --mode spatial, once "
             "no program is attached"
         )
@@ -171,16 +171,14 @@ def advise(seen: Seen) -> Advice | None:
         memory_peak_bytes=seen.memory_peak_bytes,
         sm_percent=percent,
         memory_bytes=size,
-        text=text[:1].upper() + text[1:],
+        text=". ".join(sentence[:1].upper() + sentence[1:] for sentence in sentences),
     )
 
 
 def _compute(seen: Seen) -> tuple[float | None, list[str]]:
     """The percentage of compute, if one can be named, and why."""
     if seen.seconds < LEAST_SECONDS:
-        return None, [
-            f"no advice on compute yet: its programs used the GPU in {seen.seconds} seconds, {LEAST_SECONDS} are needed"
-        ]
+        return None, []
     limit_ratio = seen.limit_ppm / PPM
     used = f"{seen.busy_ratio * 100:.0f} % of the GPU's time or less in 95 of 100 seconds of work"
     if seen.busy_ratio >= AT_ITS_LIMIT * limit_ratio and limit_ratio < 1:

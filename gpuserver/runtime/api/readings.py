@@ -332,7 +332,7 @@ def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:
 
 def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
     """What holds for this vGPU and might surprise, in sentences."""
-    notes = ["Contexts, modules and stacks of its processes count as its memory, as NVML reports them."]
+    notes = []
     if record.spec.process_memory_bytes is not None:
         each = format_bytes(record.spec.process_memory_bytes)
         notes.append(f"Each of its processes may allocate {each} of that, contexts and modules apart.")
@@ -375,15 +375,11 @@ def notes_on(record: VgpuRecord, mode: Mode) -> tuple[str, ...]:
                 "With --burst its processes are not limited in SMs: what MPS gave them it does not take back.",
                 "While only vGPUs that burst want, of one priority, all run together, and MPS divides the SMs.",
             ]
-    else:
+    elif record.spec.group is not None:
         notes.append(
-            "In temporal mode heavy vGPUs take turns, light ones run beside them: --sm is a share of the GPU's time."
+            f"It holds at the same time as other vGPUs of uid {record.owner.uid} in group {record.spec.group}, "
+            "and each of them gets what the one with the least gets."
         )
-        if record.spec.group is not None:
-            notes.append(
-                f"It holds at the same time as other vGPUs of uid {record.owner.uid} in group {record.spec.group}, "
-                "and each of them gets what the one with the least gets."
-            )
     if mode is Mode.SPATIAL and record.spec.group is not None:
         notes.append("Its group is ignored: only leases of temporal mode are given to a group together.")
     if record.spec.overcommit:

@@ -34,10 +34,12 @@ VGPUS: Final = (
 PROCESSES: Final = (
     Column("PID", right=True),
     Column("VGPU"),
+    Column("NAME"),
     Column("GPU", right=True),
     Column("STATE"),
     Column("MEMORY", right=True),
     Column("GPU TIME", right=True),
+    Column("OWNER", extra=True),
     Column("NEEDS", right=True, extra=True),
     Column("SMS", right=True, extra=True),
     Column("LAUNCHES", right=True, extra=True),
@@ -113,15 +115,17 @@ def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:
     )
 
 
-def process_row(process: ProcessReading, vgpu_state: str) -> Row:
-    """A row of ``PROCESSES``; ``vgpu_state``: of its vGPU."""
+def process_row(process: ProcessReading, vgpu: VgpuStatus | None) -> Row:
+    """A row of ``PROCESSES``; ``vgpu``: the one that it is in, None if the node no longer lists that."""
     return (
         str(process.pid),
         process.vgpu_id,
+        (vgpu and vgpu.name) or "",
         str(process.gpu_index),
-        state(doing(process, vgpu_state)),
+        state(doing(process, vgpu.state if vgpu else "")),
         format_bytes(process.memory_bytes + process.memory_implicit_bytes),
         format_duration(rounded_ns(process.busy_ns)),
+        user_name(vgpu.owner_uid) if vgpu else "",
         needs(process.demand_ratio),
         str(process.sm_count or ""),
         str(process.launches),

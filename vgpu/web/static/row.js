@@ -130,7 +130,7 @@ export class Row {
     const vgpu = detail.vgpu;
     say(this.suspend, asleep(vgpu) ? "Resume" : "Suspend");
     show(this.move, this.page.gpuCount() > 1);
-    const remarks = [...vgpu.warnings, ...detail.notes, ...(detail.advice ? [detail.advice.text] : [])];
+    const remarks = [...vgpu.warnings, ...detail.notes, ...(detail.advice?.text ? [detail.advice.text] : [])];
     if (vgpu.reason) remarks.unshift(vgpu.reason);
     const told = remarks.join("\n");
     if (this.remarks.said !== told) {
