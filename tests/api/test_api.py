@@ -12,7 +12,7 @@ import pytest
 
 import vgpu
 from tests.integration.node import ROOT, SimulatedNode, eventually
-from vgpu import driver
+from vgpu.protocol import driver
 
 HEAVY = ("pydantic", "trio", "anyio", "typer", "rich", "structlog", "pynvml", "psutil", "IPython")
 PRINT_ID = [sys.executable, "-c", "import os; print(os.environ['VGPU_ID'])"]

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from tests.ctl.fake_node import FakeNode, gpu_reading, node_status, process_reading, vgpu_reading
-from vgpu import driver
 from vgpu.ctl.exit_codes import FOR_ERROR, Exit
 from vgpu.ctl.main import run
 from vgpu.ctl.present.tables import used_of
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.starting import did_not_start
+from vgpu.protocol import driver
 from vgpu.protocol.messages import Create, Remove, Set, SetGpu
 from vgpu.share import MEANING
 from vgpu.spec import VgpuSpec

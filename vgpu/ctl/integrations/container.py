@@ -108,7 +108,8 @@ def _named(wanted: Wanted) -> list[str]:
 def _start_keeper(engine: Engine) -> subprocess.Popen[str]:
     """A process that outlives this one, and a signal to its process group."""
     command = interpreter.command("vgpu.integrations.keeper", engine.path)
-    return subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True, text=True)
+    environment = interpreter.environment(os.environ)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True, text=True)
 
 
 def _make(wanted: Wanted, engine: Engine, keeper: subprocess.Popen[str]) -> tuple[VgpuStatus, tuple[str, ...]]:

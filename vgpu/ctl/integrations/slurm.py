@@ -16,7 +16,7 @@ class Hook(StrEnum):
 
 
 def slurm(hook: Annotated[Hook, typer.Argument(help="config prints the lines for slurm.conf and gres.conf.")]) -> int:
-    """Slurm's Prolog, TaskProlog and Epilog: a job's shards are its vGPU."""
+    """The hooks of Slurm: a job's shards are its vGPU."""
     from vgpu.integrations.slurm import main
 
     return main([hook.value])
