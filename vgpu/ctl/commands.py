@@ -50,6 +50,10 @@ MODULES: Final = {
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""
+ONE_THREAD: Final = frozenset(
+    {"create", "ls", "inspect", "ps", "set", "rm", "prune", "wait", "exec", "run", "status", "gpu"}
+)
+"""Commands that read messages in one thread alone, so that ``vgpu.protocol.building`` may be deferred."""
 
 
 class Commands(Mapping[str, Any]):

@@ -14,12 +14,13 @@ import typer
 
 from client_hook.errors import CannotStart, HookError
 from vgpu.ctl import options
-from vgpu.ctl.commands import LAUNCHING
+from vgpu.ctl.commands import LAUNCHING, ONE_THREAD
 from vgpu.ctl.exit_codes import Exit, report, say
 from vgpu.ctl.mistakes import command_path
 from vgpu.ctl.present import stdio
-from vgpu.ctl.present.help_sections import Overview
+from vgpu.ctl.present.help_sections import SYNONYMS, Overview
 from vgpu.errors import VgpuError, in_plain_words
+from vgpu.protocol import building
 
 BEGIN = """To begin:
 
@@ -102,4 +103,5 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> int:
     stdio.open_closed_ones()
+    building.deferred = any(SYNONYMS.get(word, word) in ONE_THREAD for word in sys.argv[1:2])
     return run(sys.argv[1:])

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     TypeAdapter,
@@ -25,6 +26,7 @@ from pydantic import (
 from vgpu import retired
 from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol import building
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
@@ -308,7 +310,7 @@ AnyRequest = Annotated[
     | Trace,
     Field(discriminator="op"),
 ]
-REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
+REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest, config=ConfigDict(defer_build=building.deferred))
 
 
 class Forward(Request):

@@ -64,7 +64,7 @@ class Overview(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = Commands()
+        self.commands = Commands()  # type: ignore[assignment]  # it only reads them
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(self.commands)
