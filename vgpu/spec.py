@@ -19,6 +19,7 @@ from pydantic import (
 from vgpu.bounds import BoundedRequest
 from vgpu.enums import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
 from vgpu.errors import MOST_COMPLAINTS, ErrorCode, VgpuError, cleaned, in_plain_words
+from vgpu.protocol import building
 from vgpu.units import (
     MIB,
     check_percent,
@@ -168,7 +169,7 @@ class VgpuSpec(BoundedRequest):
     Errors: ``pydantic.ValidationError``; ``VgpuSpec.parse`` turns it into a ``VgpuError`` of one sentence.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=building.deferred)
 
     sm_percent: Percent | None = None
     memory_bytes: Memory | None = None
@@ -254,7 +255,7 @@ class VgpuSpec(BoundedRequest):
 class VgpuChanges(BoundedRequest):
     """``vgpuctl set``: the fields that are given replace those of the specification; None leaves one as it is."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=building.deferred)
 
     sm_percent: Percent | None = None
     memory_bytes: Memory | None = None

@@ -1,4 +1,4 @@
-"""Pages made from docstrings, and the text of ``vgpuctl --help``. ``python -m tests.ctl.references`` writes them."""
+"""Pages made from docstrings, and the texts of ``--help``. ``python -m tests.ctl.references`` writes them."""
 
 from __future__ import annotations
 
@@ -6,16 +6,21 @@ import ast
 import io
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import redirect_stdout
 from dataclasses import fields
+from functools import partial
 from itertools import groupby, pairwise
 from pathlib import Path
+from typing import Any
 from unittest import mock
+
+import typer.main
 
 from gpuserver.core.scheduler import policy
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY, Policy
-from vgpu.ctl.main import run
+from vgpu.ctl import entry
+from vgpu.ctl.main import app, run
 from vgpu.protocol.requests import TABLE
 from vgpu.share import PPM
 
@@ -45,16 +50,27 @@ def requests() -> str:
     return "".join(_request_lines())
 
 
-def overview() -> str:
-    """``vgpuctl --help``, as a terminal of 80 columns and every wider one gets it."""
+def helps(words: Sequence[str]) -> str:
+    """``vgpuctl WORDS --help``, as a terminal of 80 columns and every wider one gets it."""
     shown = io.StringIO()
     with redirect_stdout(shown), mock.patch.dict(os.environ, COLUMNS="80"):
-        run(["--help"])
+        run([*words, "--help"])
     return shown.getvalue()
 
 
+def commands(group: Any = None, above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """``vgpuctl`` itself, and each of its commands, by their words."""
+    group = typer.main.get_command(app) if group is None else group
+    yield above
+    for name, command in getattr(group, "commands", {}).items():
+        yield from commands(command, (*above, name))
+
+
+FROM_FILES = {("dashboard",)}
+"""Commands whose help depends on the configuration file."""
+
 PAGES = {
-    ROOT / "vgpu" / "ctl" / "overview.txt": overview,
+    **{Path(entry.page(list(words))): partial(helps, words) for words in commands() if words not in FROM_FILES},
     DOCS / "internals" / "code-map.md": code_map,
     DOCS / "reference" / "policy-constants.md": policy_constants,
     DOCS / "reference" / "requests.md": requests,
@@ -67,10 +83,10 @@ def _request_lines() -> Iterator[str]:
     yield "A client sends these to the node. `vgpu/protocol/messages.py` has their fields.\n"
     yield "The node waits for a GPU Server's answer as long as the fourth column says.\n\n"
     yield "| request | answer | answered by | limit, s | HTTP, below `/api/v1` |\n| --- | --- | --- | --- | --- |\n"
-    for entry in TABLE:
-        answer = f"`{entry.answer.__name__}`" + (", a stream" if entry.is_stream else "")
-        http = f"`{entry.http}`" if entry.http else ""
-        yield f"| `{entry.op}` | {answer} | {entry.route.value} | {entry.limit_s:g} | {http} |\n"
+    for request in TABLE:
+        answer = f"`{request.answer.__name__}`" + (", a stream" if request.is_stream else "")
+        http = f"`{request.http}`" if request.http else ""
+        yield f"| `{request.op}` | {answer} | {request.route.value} | {request.limit_s:g} | {http} |\n"
 
 
 def _code_map_lines() -> Iterator[str]:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import typer.main
 
+from tests.ctl.references import PAGES
 from vgpu.ctl import entry
 from vgpu.ctl.main import app, run
 from vgpu.ctl.present.help_sections import MEANT, OTHER, SECTIONS, SYNONYMS, sections
@@ -54,7 +55,7 @@ def test_the_overview_is_the_same_as_typers(
     monkeypatch.setattr(sys, "argv", ["vgpuctl", *argument])
     monkeypatch.setattr("client_hook.interpreter.become", lambda *_: pytest.fail("a second interpreter"))
     if columns == "60":
-        assert told != Path(entry.OVERVIEW).read_text()
+        assert told != Path(entry.page([])).read_text()
         with pytest.raises(pytest.fail.Exception):
             entry.main()
     else:
@@ -62,12 +63,51 @@ def test_the_overview_is_the_same_as_typers(
         assert capsys.readouterr().out == told
 
 
-def test_the_overview_imports_nothing_slow() -> None:
-    code = "import sys; sys.argv[1:] = ['-h']; from vgpu.ctl.entry import main; main(); print(*sys.modules)"
+@pytest.mark.parametrize("words", [["ls"], ["gpu", "set"], ["run"]], ids=" ".join)
+@pytest.mark.parametrize("columns", ["60", "80", "200"])
+def test_help_of_a_command_is_the_same_as_typers(
+    words: list[str], columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If this fails: python -m tests.ctl.references."""
+    monkeypatch.setenv("COLUMNS", columns)
+    run([*words, "--help"])
+    told = capsys.readouterr().out
+    monkeypatch.setattr(sys, "argv", ["vgpuctl", *words, "--help"])
+    monkeypatch.setattr("client_hook.interpreter.become", lambda *_: sys.exit("typer makes it"))
+    if columns == "60":
+        with pytest.raises(SystemExit):
+            entry.main()
+    else:
+        assert entry.main() == 0
+        assert capsys.readouterr().out == told
+
+
+def test_each_file_of_help_is_a_commands() -> None:
+    assert {str(path) for path in Path(entry.HELP).iterdir()} == {
+        str(page) for page in PAGES if str(page).endswith(".txt")
+    }
+    assert entry.page(["dashboard"]) not in map(str, PAGES)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["exec", "ls", "--help"], ["run", "--", "ls", "--help"], ["../ls", "--help"], ["dashboard", "--help"], ["ls"]],
+)
+def test_other_command_lines_are_typers(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["vgpuctl", *words])
+    monkeypatch.setattr("client_hook.interpreter.become", lambda module, *given: sys.exit(" ".join([module, *given])))
+    with pytest.raises(SystemExit, match=" ".join(["vgpu.ctl", *words])):
+        entry.main()
+
+
+@pytest.mark.parametrize("words", [[], ["ls"], ["gpu", "set"]], ids=" ".join)
+def test_help_imports_nothing_slow(words: list[str]) -> None:
+    code = f"import sys; sys.argv[1:] = {[*words, '-h']}; from vgpu.ctl.entry import main; main(); print(*sys.modules)"
     command = [sys.executable, "-P", "-c", code]
     done = subprocess.run(command, env=os.environ, capture_output=True, text=True, check=True)
     assert not {"typer", "typing", "re", "pathlib", "subprocess"} & set(done.stdout.splitlines()[-1].split())
-    assert done.stdout.startswith("Usage: vgpuctl")
+    assert done.stdout.startswith(" ".join(["Usage: vgpuctl", *words]))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")

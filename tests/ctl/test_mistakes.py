@@ -174,7 +174,9 @@ def test_jupyter_install_names_what_the_kernel_lacks(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, missing: str
 ) -> None:
     monkeypatch.setenv("JUPYTER_DATA_DIR", str(tmp_path))
-    monkeypatch.setattr("vgpu.ctl.jupyter.find_spec", lambda module: None if module == missing else object())
+    monkeypatch.setattr(
+        "vgpu.ctl.integrations.jupyter.find_spec", lambda module: None if module == missing else object()
+    )
     assert run(["jupyter", "install", "--sm", "20"]) == 0
     said = capsys.readouterr()
     assert said.out == f"{tmp_path}/kernels/vgpu\n"

@@ -1,7 +1,7 @@
 """``vgpuctl`` until it is isolated: a ``json.py`` or an older pydantic on PYTHONPATH is not imported.
 
-``vgpuctl --help`` ends here. Its text is a file, because typer takes 100 ms to make it. ``tests/ctl/references.py``
-writes the file.
+``vgpuctl --help`` and ``vgpuctl COMMAND --help`` end here. Their texts are files, because typer takes 100 ms or more to
+make one. ``tests/ctl/references.py`` writes the files.
 """
 
 from __future__ import annotations
@@ -11,16 +11,18 @@ import sys
 
 from client_hook import interpreter
 
-OVERVIEW = os.path.join(os.path.dirname(os.path.abspath(__file__)), "overview.txt")  # noqa: PTH100, PTH118, PTH120
+HELP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "help")  # noqa: PTH100, PTH118, PTH120
 NEEDED_COLUMNS = 80
 """A wider terminal gets the same text."""
 
 
 def main() -> int:
     if not interpreter.is_isolated():
-        if sys.argv[1:] in ([], ["-h"], ["--help"]) and _has_shown_overview():
+        words = sys.argv[1:]
+        asked = not words or words[-1] in ("-h", "--help")
+        if asked and _has_shown(page(words[:-1])):
             return 0
-        interpreter.become("vgpu.ctl", *sys.argv[1:])
+        interpreter.become("vgpu.ctl", *words)
     if sys.argv[1:2] == ["slurm"] and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):  # jobs wait for it
         from vgpu.integrations.slurm import main as hook
 
@@ -30,16 +32,24 @@ def main() -> int:
     return isolated()
 
 
-def _has_shown_overview() -> bool:
+def page(command: list[str]) -> str:
+    """The file with the help of ``command``, such as ``["gpu", "set"]``; it need not exist. A word that is no command's
+    names no file elsewhere."""
+    words = ["vgpuctl", *command]
+    name = "-".join(words) if all(word.isalpha() for word in words) else ""
+    return os.path.join(HELP, f"{name}.txt")  # noqa: PTH118
+
+
+def _has_shown(path: str) -> bool:
     """False leaves the answer, or the error, to the isolated process."""
     if "_VGPUCTL_COMPLETE" in os.environ or _columns() < NEEDED_COLUMNS:
         return False
     try:
-        with open(OVERVIEW, encoding="utf-8") as file:  # noqa: PTH123
+        with open(path, encoding="utf-8") as file:  # noqa: PTH123
             text = file.read()
         sys.stdout.write(text)
         sys.stdout.flush()
-    except (OSError, ValueError, AttributeError):  # closed, full, of another encoding
+    except (OSError, ValueError, AttributeError):  # no such file; closed, full, of another encoding
         return False
     return True
 

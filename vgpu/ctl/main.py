@@ -1,7 +1,7 @@
-"""The commands of ``vgpuctl``, and the one place where an error becomes a line on stderr and an exit code.
+"""``vgpuctl``, and the one place where an error becomes a line on stderr and an exit code.
 
-Modules that are slow to import (pydantic models, rich, the demo) are imported inside the commands that need them: the
-answer to ``vgpuctl ls`` or a shell's completion must not wait for them.
+``vgpu.ctl.commands`` has the commands. Modules that are slow to import (pydantic models, rich, the demo) are imported
+inside the commands that need them: the answer to ``vgpuctl ls`` or a shell's completion must not wait for them.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Annotated
 import typer
 
 from client_hook.errors import CannotStart, HookError
-from vgpu.ctl import config, demo, doctor, gpus, hook, jupyter, node, options, programs, support, systemd, verify, vgpus
+from vgpu.ctl import options
+from vgpu.ctl.commands import LAUNCHING, ONE_THREAD
 from vgpu.ctl.exit_codes import Exit, report, say
-from vgpu.ctl.integrations import container, slurm
 from vgpu.ctl.mistakes import command_path
-from vgpu.ctl.observe import dashboard, events, logs, metrics, top, trace
 from vgpu.ctl.present import stdio
-from vgpu.ctl.present.help_sections import Overview
+from vgpu.ctl.present.help_sections import SYNONYMS, Overview
 from vgpu.errors import VgpuError, in_plain_words
+from vgpu.protocol import building
 
 BEGIN = """To begin:
 
@@ -45,7 +45,9 @@ def everywhere(
     ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Same as the command version.")] = False
 ) -> None:
     if version:
-        node.version()
+        from vgpu.ctl.node import version as print_version
+
+        print_version()
         raise typer.Exit
     if ctx.invoked_subcommand == "dashboard":
         ctx.default_map = listening("dashboard")
@@ -60,19 +62,13 @@ def listening(section: str) -> dict[str, dict[str, str]] | None:
     return {section: {"listen": address}} if address else None
 
 
-for module in (
-    *(vgpus, programs, node, gpus, config, systemd, hook, jupyter, container, slurm, doctor, demo, verify),
-    *(top, dashboard, metrics, trace, events, logs, support),
-):
-    module.register(app)
-
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of everything that can be wrong with a command line; typer names only this one of its subclasses."""
 
 
 def run(arguments: Sequence[str]) -> int:
     """Executes one command line. Returns the exit code. Errors go to stderr, and are never raised."""
-    launches = bool(arguments) and arguments[0] in programs.LAUNCHING
+    launches = bool(arguments) and arguments[0] in LAUNCHING
     try:
         result = app(list(arguments), prog_name="vgpuctl", standalone_mode=False)
         sys.stdout.flush()
@@ -107,4 +103,5 @@ def run(arguments: Sequence[str]) -> int:
 
 def main() -> int:
     stdio.open_closed_ones()
+    building.deferred = any(SYNONYMS.get(word, word) in ONE_THREAD for word in sys.argv[1:2])
     return run(sys.argv[1:])

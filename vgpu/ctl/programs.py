@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from client_hook.environment import Attachment
     from vgpu.protocol.messages import VgpuStatus
 
-LAUNCHING: Final = frozenset({"exec", "run"})
-"""Commands that end with the exit code of a program; their own failures are 125."""
 _COMMAND: Final = "vgpu.ctl.command"
 
 

@@ -10,13 +10,14 @@ from typing import Any, Literal
 from pydantic import ConfigDict
 
 from vgpu.bounds import Bounded, BoundedRequest
+from vgpu.protocol import building
 from vgpu.protocol.versions import OLDEST_VERSION, PROTOCOL_VERSION
 
 
 class Request(BoundedRequest):
     """Base of all requests. Unknown fields are an error of the sender."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=building.deferred)
 
     id: int = 0
 
@@ -28,7 +29,7 @@ class Request(BoundedRequest):
 class Reading(Bounded):
     """Base of all answers. A newer node may send more fields than this end knows."""
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", defer_build=building.deferred)
 
 
 class Hello(Request):

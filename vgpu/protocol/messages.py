@@ -16,6 +16,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     SerializerFunctionWrapHandler,
     TypeAdapter,
@@ -26,6 +27,7 @@ from vgpu import retired
 from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.claims import Attach, Claim
+from vgpu.protocol import building
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
@@ -320,7 +322,7 @@ AnyRequest = Annotated[
     | Trace,
     Field(discriminator="op"),
 ]
-REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest)
+REQUESTS: TypeAdapter[AnyRequest] = TypeAdapter(AnyRequest, config=ConfigDict(defer_build=building.deferred))
 
 
 class Forward(Request):

@@ -1,1 +1,1 @@
-"""The commands for what runs programs on other grounds: container engines."""
+"""The commands for what else starts programs: container engines, Slurm, Jupyter."""

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from typer.core import TyperGroup
 
+from vgpu.ctl.commands import Commands
 from vgpu.errors import ErrorCode, VgpuError
 
 SECTIONS: Final = {
@@ -60,6 +61,13 @@ def sections(names: list[str]) -> Iterator[tuple[str, list[str]]]:
 
 class Overview(TyperGroup):
     """The top of ``vgpuctl``: its help lists commands by section, and it understands the words of other programs."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = Commands()  # type: ignore[assignment]  # it only reads them
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(self.commands)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         word, *rest = args
