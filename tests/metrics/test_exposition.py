@@ -96,6 +96,13 @@ def test_any_metering_is_written_as_prometheus_client_would(metering: MetricsSna
     list(openmetrics_parser.text_string_to_metric_families(open_text.decode()))
 
 
+def test_a_vgpu_has_its_owners_name_where_the_owner_has_one() -> None:
+    vgpus = [vgpu_reading(vgpu_id=f"vgpu-0000000{i}", owner_uid=uid) for i, uid in enumerate((0, 4_000_000_000))]
+    metering = busy(1).model_copy(update={"snapshot": snapshot(vgpus=vgpus)})
+    labels = [dict(own) for (called, own) in parsed(exposition(seen(metering))) if called == "vgpu_info"]
+    assert [one["user"] for one in labels] == ["root", "4000000000"]
+
+
 @given(name=st.text(min_size=1), command=st.text())
 def test_labels_are_read_as_they_were_meant(name: str, command: str) -> None:
     process = ProcessReading.model_validate(process_reading(command=command))

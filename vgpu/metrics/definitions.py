@@ -212,8 +212,10 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         "info",
         GAUGE,
         "1, with what the vGPU is.",
-        lambda v: _says(v.reading.gpu_uuid, v.reading.mode, v.reading.spec.priority, v.reading.spec.group or ""),
-        *("gpu_uuid", "mode", "priority", "group"),
+        lambda v: _says(
+            v.reading.gpu_uuid, v.reading.mode, v.reading.spec.priority, v.reading.spec.group or "", v.user
+        ),
+        *("gpu_uuid", "mode", "priority", "group", "user"),
         lasting=True,
     ),
     _vgpu(

@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 
 from prometheus_client import utils
 
+from vgpu.ctl.present.tables import user_name
 from vgpu.metrics.definitions import METRICS
 from vgpu.metrics.kinds import LABELS, Gpu, Metric, Of, Seen, Vgpu
 from vgpu.protocol.messages import MetricsSnapshot, ProcessReading
@@ -71,12 +72,13 @@ def _gpus(metering: MetricsSnapshot) -> dict[int, Subject]:
 
 def _vgpus(metering: MetricsSnapshot, gpus: dict[int, Subject]) -> dict[tuple[int, str], Subject]:
     meters = {(part.gpu_index, part.vgpu_id): part for part in metering.vgpus}
+    users = {uid: user_name(uid) for uid in {reading.owner_uid for reading in metering.snapshot.vgpus}}
     found = {}
     for reading in metering.snapshot.vgpus:
         key = reading.gpu_index, reading.vgpu_id
         fresh = reading.state != "restarting" and reading.gpu_index in gpus and gpus[reading.gpu_index].fresh
         labels = str(reading.gpu_index), reading.vgpu_id, reading.name or reading.vgpu_id, str(reading.owner_uid)
-        found[key] = Subject(_escaped(labels), Vgpu(reading, meters.get(key)), fresh)
+        found[key] = Subject(_escaped(labels), Vgpu(reading, meters.get(key), users[reading.owner_uid]), fresh)
     return found
 
 

@@ -65,6 +65,8 @@ class Gpu:
 class Vgpu:
     reading: VgpuStatus
     meters: VgpuMeters | None
+    user: str
+    """The owner's name on this machine; its uid where it has none."""
 
 
 Values = Sequence[tuple[tuple[str, ...], float]]
