@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from client_hook import driver
 from tests.ctl.fake_node import FakeNode, gpu_reading, node_status, process_reading, vgpu_reading
-from vgpu import driver
 from vgpu.ctl.exit_codes import FOR_ERROR, Exit
 from vgpu.ctl.main import run
 from vgpu.ctl.present.tables import used_of

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-from vgpu import driver
+from client_hook import driver
 from vgpu import paths as places
 from vgpu.config import load
 from vgpu.errors import ErrorCode, VgpuError

@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from vgpu import driver, paths
+from client_hook import driver
+from vgpu import paths
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, Message, encode
