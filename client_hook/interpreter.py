@@ -35,6 +35,11 @@ def command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-I", BOOTSTRAP, module, *arguments]
 
 
+def files() -> tuple[str, str]:
+    """What every process of ours begins with: the interpreter, and this copy's first module."""
+    return sys.executable, BOOTSTRAP
+
+
 def same_command() -> list[str]:
     """The argv with which this process was started, for a program of a user that starts itself again."""
     return [sys.executable, *sys.orig_argv[1:]]

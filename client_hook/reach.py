@@ -20,7 +20,7 @@ def closed_directories(path: Path) -> list[Path]:
 def closed_to_others(files: Iterable[Path] | None = None) -> Path | None:
     """The first directory that keeps other users from running this installation (``files``), None if all can run it. An
     interpreter may be a link into a home."""
-    for file in files if files is not None else (Path(interpreter.path()), Path(interpreter.BOOTSTRAP)):
+    for file in files or map(Path, interpreter.files()):
         for one in (file, file.resolve()):
             if closed := closed_directories(one):
                 return closed[0]

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import vgpu
+from client_hook import driver
 from tests.integration.node import ROOT, SimulatedNode, eventually
-from vgpu.protocol import driver
 
 HEAVY = ("pydantic", "trio", "anyio", "typer", "rich", "structlog", "pynvml", "psutil", "IPython")
 PRINT_ID = [sys.executable, "-c", "import os; print(os.environ['VGPU_ID'])"]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from client_hook import driver
 from tests.ctl.fake_node import FakeNode, gpu_reading, node_status, process_reading, vgpu_reading
 from vgpu.ctl.exit_codes import FOR_ERROR, Exit
 from vgpu.ctl.main import run

@@ -10,6 +10,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
+<<<<<<< HEAD
+=======
+from client_hook import driver
+>>>>>>> h2
 from vgpu import paths as places
 from vgpu.config import load
 from vgpu.errors import ErrorCode, VgpuError

@@ -13,6 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
+<<<<<<< HEAD
+=======
+from client_hook import driver
+>>>>>>> h2
 from vgpu import paths
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
