@@ -25,11 +25,6 @@ LANGUAGE = "python"
 """As Jupyter names it."""
 
 
-def path() -> str:
-    """Of the interpreter that runs this copy of st-vgpu."""
-    return sys.executable
-
-
 def command(module: str, *arguments: str) -> list[str]:
     """The argv that runs ``module`` of this copy of st-vgpu as a program."""
     return [sys.executable, "-I", BOOTSTRAP, module, *arguments]

@@ -19,7 +19,6 @@ from vgpu.ctl.main import run
 from vgpu.ctl.present.tables import used_of
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.starting import did_not_start
-from vgpu.protocol import driver
 from vgpu.protocol.messages import Create, Remove, Set, SetGpu
 from vgpu.share import MEANING
 from vgpu.spec import VgpuSpec

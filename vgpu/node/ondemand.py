@@ -10,16 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Final, TypeVar
 
-<<<<<<< HEAD
-=======
 from client_hook import driver
->>>>>>> h2
 from vgpu import paths as places
 from vgpu.config import load
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node import starting
 from vgpu.paths import NodePaths, unusable
-from vgpu.protocol import driver
 from vgpu.protocol.blocking import BlockingLink, listens
 from vgpu.trust import replaceable_part
 

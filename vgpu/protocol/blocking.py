@@ -13,14 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-<<<<<<< HEAD
-=======
 from client_hook import driver
->>>>>>> h2
 from vgpu import paths
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.paths import NodePaths
-from vgpu.protocol import driver
 from vgpu.protocol.codec import MAX_ANSWER_BYTES, Decoder, Message, encode
 from vgpu.protocol.descriptors import refuse_descriptors
 from vgpu.trust import listener_uid, replaceable_part, trusts
