@@ -42,11 +42,11 @@ export class Dialog {
     show(this.refused, error !== null);
     if (!error) return;
     const words = error.message.replace(/(?<=^|; )(--[\w-]+)(?=: )/g, (option) => this.of.get(option)?.label ?? option);
-    say(this.refused.querySelector("p"), `${/^vgpu-/.test(words) ? words : words.charAt(0).toUpperCase() + words.slice(1)}.`);
+    say(this.refused.querySelector("p"), `${/^vgpu[- ]/i.test(words) ? words : words.charAt(0).toUpperCase() + words.slice(1)}.`);
     const hint = words === error.message ? error.hint ?? "" : ""; // else it is of the API
     say(this.refused.querySelector("code"), hint);
     show(this.refused.querySelector("code"), Boolean(hint));
-    this.mark(error.fields ?? this.blamed(error.message));
+    this.mark(error.fields ?? [...this.blamed(error.message), ...this.tooLarge(hint)]);
     if (this.offers) this.offer(hint);
   }
 
@@ -58,13 +58,20 @@ export class Dialog {
     });
   }
 
+  // The fields for which the node's hint has the largest value that fits.
+  tooLarge(hint) {
+    const sizes = /^the largest that fits: (.*)$/.exec(hint)?.[1] ?? "";
+    return [...sizes.matchAll(OPTION)].flatMap(([, option, value]) => (value && this.of.has(option) ? [[this.of.get(option).key, `${value} fits at most`]] : []));
+  }
+
   mark(fields) {
     let first = null;
     for (const [key, why] of fields) {
       const input = this.inputs.get(key) ?? document.getElementById(`${this.node.id}-${key}`);
       if (!input) continue;
       const said = el("small", { class: "wrong", id: `${input.id}-wrong` }, why);
-      input.after(said);
+      if (input.type === "checkbox") input.closest("label").lastElementChild.append(said);
+      else input.after(said);
       input.setAttribute("aria-invalid", "true");
       input.setAttribute("aria-describedby", said.id);
       const more = input.closest("details");

@@ -168,8 +168,9 @@ export class Dialogs {
     try {
       await ask("DELETE", `vgpus/${vgpu.vgpu_id}?force=${$("remove-force").checked}`);
     } catch (error) {
-      if (error.code === "in-use") show($("remove-force-row"), true);
-      throw error;
+      if (error.code !== "in-use") throw error;
+      show($("remove-force-row"), true);
+      throw new Wrong([["force", "tick this to remove it now"]], named(error.message, vgpu));
     }
     this.page.told(`${vgpu.name ?? vgpu.vgpu_id} is removed`);
   }
@@ -178,14 +179,23 @@ export class Dialogs {
     this.moved = vgpu;
     say($("move-title"), `Migrate ${vgpu.name ?? vgpu.vgpu_id}`);
     const others = this.page.snapshot().gpus.filter((gpu) => gpu.index !== vgpu.gpu_index);
-    $("move-gpu").replaceChildren(...others.map((gpu) => el("option", { value: String(gpu.index) }, room(gpu))));
+    $("move-gpu").replaceChildren(...others.map((gpu) => el("option", { value: String(gpu.index) }, room(gpu).replace(" has", gpu.mode === "spatial" ? " (spatial mode) has" : " has"))));
     this.moving.open();
   }
 
   async submitMove() {
-    const vgpu = await ask("POST", `vgpus/${this.moved.vgpu_id}/migrate?gpu=${$("move-gpu").value}`);
+    const vgpu = await ask("POST", `vgpus/${this.moved.vgpu_id}/migrate?gpu=${$("move-gpu").value}`).catch((error) => {
+      error.message = named(error.message, this.moved);
+      error.fields = [["gpu", "it cannot move there"]];
+      throw error;
+    });
     this.page.told(`${vgpu.name ?? vgpu.vgpu_id} is on GPU ${vgpu.gpu_index}`);
   }
+}
+
+// What the node says of a vGPU, with its name.
+function named(message, { vgpu_id: id, name }) {
+  return name ? message.replace(id, `vGPU ${name}`) : message;
 }
 
 function room(gpu) {
