@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,7 @@ from tests.cluster.slurm import Cluster, why_no_slurm
 from tests.integration.node import SimulatedNode
 
 Way = Callable[[int], None]
+VGPUCTL = str(Path(sys.executable).with_name("vgpuctl"))
 
 
 def timed_ms(way: Way, numbers: Iterable[int]) -> float:
@@ -63,7 +65,7 @@ def containers(folder: Path, probe: Path, rounds: int, many: int) -> None:
             call(podman, "run", "--rm", *volumes, "--rootfs", f"{root}:O", "/probe")
 
         def own(number: int) -> None:
-            command = ["vgpuctl", "container", "run", "--sm", "1", "--mem", "64M", "--engine", podman]
+            command = [VGPUCTL, "container", "run", "--sm", "1", "--mem", "64M", "--engine", podman]
             named = ["--name", f"c{number}", "--rm", "--rootfs", f"{root}:O", "/bin/env"]
             call(*command, *named, environment=node.environment)
 

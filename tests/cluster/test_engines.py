@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuSpec
 
 pytestmark = pytest.mark.slow
+VGPUCTL = str(Path(sys.executable).with_name("vgpuctl"))
 
 
 @dataclass
@@ -33,7 +35,7 @@ class Place:
 
     def vgpuctl(self, *words: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
-        return self.node.popen(["vgpuctl", *words], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
+        return self.node.popen([VGPUCTL, *words], stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe)
 
     def container(self, *words: str, command: tuple[str, ...], sm: str = "30") -> subprocess.Popen[str]:
         """``vgpuctl container run``; ``words``: further options."""

@@ -15,6 +15,7 @@ from tests.integration.node import SimulatedNode, eventually
 from vgpu.errors import VgpuError
 from vgpu.integrations.engines import Engine, find
 
+VGPUCTL = str(Path(sys.executable).with_name("vgpuctl"))
 ENGINE = """#!{python}
 import json, sys
 state = {state!r}
@@ -57,7 +58,7 @@ def words(folder: Path) -> list[str]:
 
 
 def run(node: SimulatedNode, *arguments: str) -> subprocess.CompletedProcess[str]:
-    process = node.popen(["vgpuctl", "container", "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = node.popen([VGPUCTL, "container", "run", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     out, error = process.communicate(timeout=60)
     return subprocess.CompletedProcess(process.args, process.returncode, out, error)
 
