@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,14 +65,15 @@ class Place:
 
 
 @pytest.fixture(scope="module")
-def shared_place(tmp_path_factory: pytest.TempPathFactory, probe: Path) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("engine")
-    if why := engines.why_no_podman(folder, probe):
-        pytest.fail(why) if engines.REQUIRED else pytest.skip(why)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VGPU_CDI_DIR", str(CDI_DIR))  # podman 4 looks nowhere else
-        with SimulatedNode(1) as node:
-            yield Place(node, engines.podman(folder), engines.make_root(folder, probe))
+def shared_place(probe: Path) -> Iterator[Place]:
+    with tempfile.TemporaryDirectory(prefix="engine-", dir="/tmp", ignore_cleanup_errors=True) as name:
+        folder = Path(name)  # podman's own has 50 characters at most
+        if why := engines.why_no_podman(folder, probe):
+            pytest.fail(why) if engines.REQUIRED else pytest.skip(why)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("VGPU_CDI_DIR", str(CDI_DIR))  # podman 4 looks nowhere else
+            with SimulatedNode(1) as node:
+                yield Place(node, engines.podman(folder), engines.make_root(folder, probe))
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,11 +54,12 @@ class Installation:
 
 
 @pytest.fixture
-def core(prefix: Path, tmp_path: Path) -> Iterator[Installation]:
-    made = Installation(prefix, tmp_path)
-    made.run("serve", "--simulate", "1", "--detach")
-    yield made
-    made.run("stop")
+def core(prefix: Path) -> Iterator[Installation]:
+    with tempfile.TemporaryDirectory(prefix="core-", dir="/tmp") as folder:  # a socket's path has 107 characters
+        made = Installation(prefix, Path(folder))
+        made.run("serve", "--simulate", "1", "--detach")
+        yield made
+        made.run("stop")
 
 
 def test_it_is_small(prefix: Path) -> None:

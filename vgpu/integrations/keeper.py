@@ -43,10 +43,10 @@ def engine_of(vgpu: VgpuStatus) -> Engine | None:
 def is_kept(vgpu: VgpuStatus) -> bool:
     """Whether the keeper of this vGPU's container lives."""
     from vgpu.identity import Process
-    from vgpu.protocol.peer import is_alive
+    from vgpu.protocol.peer import is_running
 
     pid, _, started = (vgpu.claim.labels.get(KEEPER, "") if vgpu.claim else "").partition(":")
-    return pid.isdecimal() and started.isdecimal() and is_alive(Process(int(pid), int(started)))
+    return pid.isdecimal() and started.isdecimal() and is_running(Process(int(pid), int(started)))
 
 
 def remove(vgpu_id: str) -> None:
