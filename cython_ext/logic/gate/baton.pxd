@@ -34,8 +34,8 @@ What may go wrong
   its gate waits again (`Slot.gate_waits`), or its hook thread reports work queued ahead (hook/gate/baton.pyx,
   ``vgpu_wait_ahead``).
 * The holder is stopped with work, or its kernel is longer than the patience. After PATIENCE_NS the next process runs
-  beside it, as with leases (docs/explanation/scheduling.md). The holder gets no turn until it has drained, and is charged
-  for all that time.
+  beside it, as with leases (docs/explanation/scheduling.md). The holder gets no turn until it has drained, and is
+  charged for all that time.
 * A process lies, or writes the word itself. The relay decides by its own copy, and writes the word again at each step.
   MPS holds a process to the vGPU's SMs in any case. So a liar gains at most what a program without the hook gains.
 * The hook of a process is older and knows no baton (`Slot.baton` = 0): the process runs beside the others.
