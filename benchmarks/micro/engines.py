@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.cluster import engines, roots
 from tests.cluster.slurm import Cluster, why_no_slurm
 from tests.integration.node import SimulatedNode
+from vgpu.spec import VgpuSpec
 
 Way = Callable[[int], None]
 VGPUCTL = str(Path(sys.executable).with_name("vgpuctl"))
@@ -55,7 +56,7 @@ def containers(folder: Path, probe: Path, rounds: int, many: int) -> None:
     podman, root = engines.podman(folder), engines.make_root(folder, probe)
     with SimulatedNode(1) as node:
         with node.link() as link:
-            shared = link.create(engines.SPEC, attach="mount")
+            shared = link.create(VgpuSpec.parse(sm_percent="1", memory_bytes="64M"), attach="mount")
             volumes = [word for volume in link.inspect(shared.vgpu_id).mounts for word in ("-v", volume)]
 
         def alone(_: int) -> None:

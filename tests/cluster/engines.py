@@ -13,10 +13,7 @@ from typing import Final
 
 from cython_ext import __file__ as extension
 from tests.cluster import roots
-from vgpu.spec import VgpuSpec
 
-SPEC: Final = VgpuSpec.parse(sm_percent="1", memory_bytes="64M")
-"""Of a small vGPU."""
 REQUIRED: Final = bool(os.environ.get("REQUIRE_ENGINES"))
 """Releases: an engine that is missing is a failure."""
 _CONFIG: Final = """

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster.conftest import Run
 from tests.integration.node import SimulatedNode, eventually
-from vgpu.integrations import container
+from vgpu.integrations import cdi, container
 from vgpu.integrations.claims import Attach
 from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuChanges, VgpuSpec
@@ -142,7 +142,7 @@ def test_swapped_memory_of_containers_is_no_other_vgpus(node: SimulatedNode) -> 
 
 def device_file(node: SimulatedNode, vgpu: VgpuStatus) -> Path:
     assert node.paths.cdi is not None
-    return container.cdi_file(node.paths.cdi, vgpu.vgpu_id)
+    return cdi.file_of(node.paths.cdi, vgpu.vgpu_id)
 
 
 def test_each_vgpu_is_a_device_for_container_engines(node: SimulatedNode) -> None:

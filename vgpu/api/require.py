@@ -6,7 +6,7 @@ import builtins
 import os
 import sys
 from pathlib import Path
-from typing import Final, Unpack
+from typing import Unpack
 
 from client_hook import interpreter
 from client_hook.errors import CannotStart
@@ -16,9 +16,7 @@ from vgpu.api.handle import discard
 from vgpu.api.node import Node
 from vgpu.api.options import Options, Percent, Size
 from vgpu.errors import ErrorCode, VgpuError
-
-MOUNTED: Final = "/run/vgpu/here"
-"""Where a container has its vGPUs (vgpu/integrations/container.py)."""
+from vgpu.integrations.container import HERE
 
 
 def require(
@@ -36,7 +34,7 @@ def require(
     vGPU once the process has ended. Options: as ``create``. ``VgpuError``: as ``create``; ``invalid``: an interactive
     interpreter, or a program from standard input, cannot start again.
     """
-    if os.environ.get("VGPU_ID") or any(Path(MOUNTED).glob("vgpu-*")):
+    if os.environ.get("VGPU_ID") or any(Path(HERE).glob("vgpu-*")):
         return
     _check_repeatable()
     vgpu = Node().create(sm=sm, mem=mem, name=name, gpu=gpu, **options)

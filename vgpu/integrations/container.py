@@ -1,4 +1,5 @@
-"""What a container needs to run its programs in a vGPU: mounts, and nothing else. Pure, but for ``prepare``.
+"""What a container needs to run its programs in a vGPU: mounts, and nothing else. ``prepare`` makes the files of a
+node; all else is pure.
 
 ===========================================  ==========================================================================
 in the container                             what it is
@@ -16,21 +17,16 @@ directory (cython_ext/hook/attach/mounted.pxd). The path in the preload file and
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 HERE: Final = "/run/vgpu/here"
 HOOK: Final = "/run/vgpu/lib/libvgpu_hook.so"
 PRELOAD: Final = "/etc/ld.so.preload"
 SIMULATED_DRIVER: Final = ("libcuda.so.1", "libnvidia-ml.so.1")
 SHARED_MEMORY: Final = "/dev/shm"
-CDI_KIND: Final = "vgpu.dev/vgpu"
-CDI_VERSION: Final = "0.5.0"
-"""The oldest version of the format that has all that is used here."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +41,6 @@ class Mount:
     def volume(self) -> str:
         """As ``docker run -v`` and ``podman run -v`` take it."""
         return f"{self.source}:{self.target}" + ("" if self.writable else ":ro")
-
-    @property
-    def cdi(self) -> dict[str, Any]:
-        options = ["rw" if self.writable else "ro", "nosuid", "nodev", "bind"]
-        return {"hostPath": self.source, "containerPath": self.target, "options": options}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +90,7 @@ def prepare(folder: Path, hook: Path, *, simulated: Path | None, libraries: Path
     if simulated is not None:
         copies |= {name: (libraries / name).read_bytes() for name in SIMULATED_DRIVER}
     for name, data in copies.items():
-        _put(directory / name, data, 0o644 if name == "ld.so.preload" else 0o755)
+        put(directory / name, data, 0o644 if name == "ld.so.preload" else 0o755)
     return NodeFiles(
         str(directory / hook.name),
         str(directory / "ld.so.preload"),
@@ -108,7 +99,7 @@ def prepare(folder: Path, hook: Path, *, simulated: Path | None, libraries: Path
     )
 
 
-def _put(path: Path, data: bytes, mode: int) -> None:
+def put(path: Path, data: bytes, mode: int) -> None:
     """Write the file whole or not at all; leave one with this content as it is, since containers may have it."""
     try:
         if path.read_bytes() == data:
@@ -119,29 +110,3 @@ def _put(path: Path, data: bytes, mode: int) -> None:
     fresh.write_bytes(data)
     fresh.chmod(mode)
     fresh.replace(path)
-
-
-# --- CDI: devices for container engines (Container Device Interface, cncf-tags/container-device-interface, SPEC.md)
-
-
-def cdi_file(folder: Path, vgpu_id: str) -> Path:
-    return folder / f"vgpu.dev-vgpu_{vgpu_id}.json"
-
-
-def cdi_spec(vgpu_id: str, name: str | None, mounts: Iterable[Mount]) -> Mapping[str, Any]:
-    """The device of one vGPU, by its id and, where it has one, by its name."""
-    container_edits = {"mounts": [mount.cdi for mount in mounts]}
-    names = [vgpu_id] if name is None else [vgpu_id, name]
-    devices = [{"name": each, "containerEdits": container_edits} for each in names]
-    return {"cdiVersion": CDI_VERSION, "kind": CDI_KIND, "devices": devices}
-
-
-def write_cdi(folder: Path, vgpu_id: str, name: str | None, mounts: Iterable[Mount]) -> None:
-    """Write the vGPU's device, whole or not at all. ``OSError``."""
-    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    text = json.dumps(cdi_spec(vgpu_id, name, mounts), indent=2) + "\n"
-    _put(cdi_file(folder, vgpu_id), text.encode(), 0o644)
-
-
-def remove_cdi(folder: Path, vgpu_id: str) -> None:
-    cdi_file(folder, vgpu_id).unlink(missing_ok=True)

@@ -12,7 +12,7 @@ from client_hook.environment import hook_library, simulation_libraries
 from client_hook.errors import HookError
 from gpuserver.runtime.state import GpuState
 from gpuserver.runtime.vgpus import Vgpu
-from vgpu.integrations import container
+from vgpu.integrations import cdi, container
 from vgpu.integrations.container import Mount, NodeFiles
 from vgpu.loggers import get_logger
 
@@ -33,7 +33,7 @@ class Containers:
             if vgpu.mountable:
                 self._make_directory(vgpu_id)
             if self._paths.cdi is not None:
-                container.write_cdi(self._paths.cdi, vgpu_id, device_name(vgpu), self.mounts(vgpu))
+                cdi.write(self._paths.cdi, vgpu_id, device_name(vgpu), self.mounts(vgpu))
         except (OSError, HookError) as error:
             log.warning("the vGPU is no device for container engines", vgpu=vgpu_id, reason=str(error))
 
@@ -41,7 +41,7 @@ class Containers:
         directory = self._paths.attach_dir(vgpu.record.vgpu_id)
         with suppress(OSError):
             if self._paths.cdi is not None:
-                container.remove_cdi(self._paths.cdi, vgpu.record.vgpu_id)
+                cdi.remove(self._paths.cdi, vgpu.record.vgpu_id)
         with suppress(OSError):
             for path in directory.iterdir():
                 path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,7 @@ from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
-from vgpu.integrations.claims import Attach, differences
+from vgpu.integrations.claims import Claim, differences
 from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Create
 from vgpu.protocol.peer import is_running
@@ -76,25 +77,24 @@ class Creations:
         return vgpu
 
     async def asked_before(self, uid: int, request_id: str) -> Vgpu | None:
-        """The vGPU that was made for this request; one that is on its way out is waited for."""
-        while request_id:
-            found = [v for v in self._state.vgpus.values() if v.is_answer_to(uid, request_id)]
-            if not found:
-                return None
-            if not found[0].removed.is_set():
-                return found[0]
-            await trio.sleep(LOOK_AGAIN_S)
-        return None
+        """The vGPU that was made for this request."""
+        return await self._present(lambda vgpu: vgpu.is_answer_to(uid, request_id)) if request_id else None
 
     async def _claimed(self, uid: int, create: Create) -> Vgpu | None:
-        """The vGPU of the same claim; one that is on its way out is waited for."""
-        while create.claim is not None:
-            found = [v for v in self._state.vgpus.values() if v.is_of_claim(uid, create.claim)]
-            if not found:
-                return None
-            if not found[0].removed.is_set():
-                refuse_other(create, found[0].record.vgpu_id, found[0].record.spec, found[0].origin.attach)
-                return found[0]
+        """The vGPU of the same claim. ``VgpuError`` (exists): it is another one than ``create`` asks for."""
+        claim = create.claim
+        if claim is None:
+            return None
+        vgpu = await self._present(lambda vgpu: vgpu.is_of_claim(uid, claim))
+        if vgpu is not None:
+            refuse_other(create, claim, vgpu)
+        return vgpu
+
+    async def _present(self, matches: Callable[[Vgpu], bool]) -> Vgpu | None:
+        """The vGPU that ``matches``. Waits for the end of one that is on its way out."""
+        while found := next(filter(matches, self._state.vgpus.values()), None):
+            if not found.removed.is_set():
+                return found
             await trio.sleep(LOOK_AGAIN_S)
         return None
 
@@ -249,14 +249,15 @@ class Creations:
                 await self._removal.remove(vgpu, EventType.REMOVED, text)
 
 
-def refuse_other(create: Create, vgpu_id: str, spec: VgpuSpec, attach: Attach) -> None:
+def refuse_other(create: Create, claim: Claim, vgpu: Vgpu) -> None:
     """``VgpuError`` (exists): the claim's vGPU is not what ``create`` asks for."""
-    different = dict(differences(create.spec, spec))
+    vgpu_id, attach = vgpu.record.vgpu_id, vgpu.origin.attach
+    different = dict(differences(create.spec, vgpu.record.spec))
     if attach != create.attach:
         different["attach"] = (create.attach, attach)
-    if different and create.claim is not None:
+    if different:
         fields = ", ".join(f"{name} {asked!r}, not {made!r}" for name, (asked, made) in different.items())
-        text = f"the claim {create.claim.name} has {vgpu_id} already, and asks for another vGPU: {fields}"
+        text = f"the claim {claim.name} has {vgpu_id} already, and asks for another vGPU: {fields}"
         raise VgpuError(ErrorCode.EXISTS, text, f"vgpuctl set {vgpu_id}; or vgpuctl rm {vgpu_id}, then ask again")
 
 

@@ -1,0 +1,44 @@
+"""vGPUs as devices for container engines: one file each, by the Container Device Interface (SPEC.md of
+cncf-tags/container-device-interface).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from vgpu.integrations.container import Mount, put
+
+KIND: Final = "vgpu.dev/vgpu"
+VERSION: Final = "0.5.0"
+"""The oldest version of the format that has all that is used here."""
+
+
+def _edit(mount: Mount) -> dict[str, Any]:
+    options = ["rw" if mount.writable else "ro", "nosuid", "nodev", "bind"]
+    return {"hostPath": mount.source, "containerPath": mount.target, "options": options}
+
+
+def file_of(folder: Path, vgpu_id: str) -> Path:
+    return folder / f"vgpu.dev-vgpu_{vgpu_id}.json"
+
+
+def spec_of(vgpu_id: str, name: str | None, mounts: Iterable[Mount]) -> Mapping[str, Any]:
+    """The device of one vGPU, by its id and, where it has one, by its name."""
+    container_edits = {"mounts": [_edit(mount) for mount in mounts]}
+    names = [vgpu_id] if name is None else [vgpu_id, name]
+    devices = [{"name": each, "containerEdits": container_edits} for each in names]
+    return {"cdiVersion": VERSION, "kind": KIND, "devices": devices}
+
+
+def write(folder: Path, vgpu_id: str, name: str | None, mounts: Iterable[Mount]) -> None:
+    """Write the vGPU's device, whole or not at all. ``OSError``."""
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    text = json.dumps(spec_of(vgpu_id, name, mounts), indent=2) + "\n"
+    put(file_of(folder, vgpu_id), text.encode(), 0o644)
+
+
+def remove(folder: Path, vgpu_id: str) -> None:
+    file_of(folder, vgpu_id).unlink(missing_ok=True)
