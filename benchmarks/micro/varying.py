@@ -1,5 +1,4 @@
-"""What a vGPU of 30 % gets beside one of 70 if its kernel's length goes by its arguments, which nobody sees before it
-has run.
+"""What a vGPU of 30 % gets beside one of 70 if its kernel's length depends on its arguments.
 
     python -m benchmarks.micro.varying [--gpu] [--patterns fifty turns ...] [--seconds 12] [--every 10] [--repeat 1]
 

@@ -1,6 +1,6 @@
-"""Every entry point of the driver is classified in docs/internals/driver-functions.md, as what the hook does with it;
-one that a new header brings and nobody has classified fails here. ``cuda-entries.txt``: their names up to CUDA 13.5, as
-the headers ``cuda*Typedefs.h`` have them."""
+"""docs/internals/driver-functions.md classifies every entry point of the driver by what the hook does with it. An entry
+point of a new header that the page lacks fails here. ``cuda-entries.txt``: their names up to CUDA 13.5, as the headers
+``cuda*Typedefs.h`` have them."""
 
 from __future__ import annotations
 

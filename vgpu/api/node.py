@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, Unpack
 from uuid import uuid4
@@ -35,6 +36,7 @@ class Node:
         owner: str | int | None = None,
         keep: bool = False,
         attach: Literal["owner", "mount"] = "owner",
+        claim: Mapping[str, Any] | None = None,
         **options: Unpack[Options],
     ) -> Vgpu:
         """A new vGPU, already admitting programs. If this call is interrupted, no vGPU stays. Where no node
@@ -44,7 +46,9 @@ class Node:
         ``sm``. ``gpu``: "auto", an index or a UUID. ``owner``: as root, the user (name or uid) whose vGPU it will be.
         ``keep``: it stays when this process ends, and when a ``with`` block does. Otherwise the node removes it once
         this process has ended and no program is attached. ``attach`` "mount": containers of any user that have its
-        directory mounted may use it (``Vgpu.mounts``). ``spec``: a ``VgpuSpec`` in place of the options.
+        directory mounted may use it (``Vgpu.mounts``). ``claim``: of an engine that may ask
+        again, with the fields of ``vgpu.integrations.claims.Claim``; the same claim has the same vGPU. ``spec``: a
+        ``VgpuSpec`` in place of the options.
         """
         fields = fields_of(Options, sm=sm, mem=mem, name=name, **options)
         if spec is not None:
@@ -59,6 +63,8 @@ class Node:
             request["owner_uid"] = uid_of(owner)
         if attach != "owner":
             request["attach"] = attach
+        if claim is not None:
+            request["claim"] = claim
         with self.open_link(for_new=True) as link:
             vgpu = Vgpu(link.change("create", **request), self.open_link, removed_at_exit=not keep)
             try:

@@ -25,7 +25,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from uuid import uuid4
 
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -133,28 +132,26 @@ def claim_uid(environment: Mapping[str, str]) -> str:
 
 
 def _make(environment: Mapping[str, str], asked: Asked) -> None:
-    from vgpu.api.link import open_link
+    from vgpu.api.node import Node
+    from vgpu.units import parse_bytes
 
-    with open_link() as link:
+    node = Node()
+    with node.open_link() as link:
         gpu = next((gpu for gpu in link.ask("gpus")["gpus"] if gpu["index"] == asked.gpu), None)
-        if gpu is None:
-            raise VgpuError(ErrorCode.NOT_FOUND, f"the node serves no GPU {asked.gpu}", "vgpuctl gpu ls")
-        memory = gpu["total_memory_bytes"] * asked.shards // SHARDS >> 20 << 20
-        labels = {"job": environment["SLURM_JOB_ID"], "user": environment.get("SLURM_JOB_USER", "")}
-        request: dict[str, Any] = {
-            "spec": {"sm_percent": asked.sm, "memory_bytes": asked.memory or memory},
-            "gpu": str(asked.gpu),
-            "request_id": uuid4().hex,
-            "claim": {"kind": "slurm", "uid": claim_uid(environment), "labels": labels},
-        }
-        if os.geteuid() == 0:
-            request["owner_uid"] = int(environment["SLURM_JOB_UID"])
-        made = link.change("create", **request)
-        if made["spec"]["memory_bytes"] > memory:
-            link.change("remove", vgpu=made["vgpu_id"], force=True)
-            text = f"mem={asked.memory} is more than the {asked.shards} shards of the job"
-            raise VgpuError(ErrorCode.INVALID, text, "sbatch --gres=shard:N with a larger N")
-        link.change("confirm", request_id=made["request_id"])
+    if gpu is None:
+        raise VgpuError(ErrorCode.NOT_FOUND, f"the node serves no GPU {asked.gpu}", "vgpuctl gpu ls")
+    most = gpu["total_memory_bytes"] * asked.shards // SHARDS >> 20 << 20
+    try:
+        memory = parse_bytes(asked.memory) if asked.memory else most
+    except ValueError as error:
+        raise VgpuError(ErrorCode.INVALID, f"mem={asked.memory}: {error}", "--comment=vgpu:mem=16G") from error
+    if memory > most:
+        text = f"mem={asked.memory} is more than the {asked.shards} shards of the job"
+        raise VgpuError(ErrorCode.INVALID, text, "sbatch --gres=shard:N with a larger N")
+    labels = {"job": environment["SLURM_JOB_ID"], "user": environment.get("SLURM_JOB_USER", "")}
+    claim = {"kind": "slurm", "uid": claim_uid(environment), "labels": labels}
+    owner = environment["SLURM_JOB_UID"] if os.geteuid() == 0 else None
+    node.create(sm=asked.sm, mem=memory, gpu=asked.gpu, owner=owner, keep=True, claim=claim)
 
 
 def _hold(job: str, reason: str) -> None:

@@ -1,8 +1,9 @@
-"""Host memory for what is away from the card: a store for each user of swapped vGPUs, made and first touched here.
+"""Host memory for what is away from the card: a store for each tenant, made and first touched here.
 
-So the server's own cgroup pays for it, and one limit holds for all of it. Each user has a store, because every process
-that uses a store maps all of it. A store keeps its memory while its user has programs: they have the memory pinned, and
-pinning takes longer than any copy. So no vGPU may own memory for which only another user's store has room
+So the server's own cgroup pays for it, and one limit holds for all of it. Each tenant has a store, because every
+process that uses a store maps all of it. The vGPUs of one user are one tenant. A vGPU that containers mount is a tenant
+of its own (``Vgpu.tenant``). A store keeps its memory while its tenant has programs: they have the memory pinned, and
+pinning takes longer than any copy. So no vGPU may own memory for which only another tenant's store has room
 (``gpuserver/core/states/residency.py::spare_bytes``).
 
 A process writes its name into each block that it owns (cython_ext/logic/memory/store.pxd). The server takes the blocks
@@ -63,34 +64,34 @@ class Stores:
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self._stores: dict[int, list[StorePage]] = {}
-        """By uid, the one that is handed out last; others were handed out by servers before this one."""
+        """By tenant, the one that is handed out last; others were handed out by servers before this one."""
         self._left: dict[int, tuple[Process, ...]] = {}
         self._dropped: list[RetiredStore] = []
         self._growing = trio.Lock()
         self._sweeps: dict[StorePage, ReclaimPass] = {}
         self._myself = Process(os.getpid(), start_time(os.getpid()))
 
-    def of(self, uid: int) -> StorePage:
-        """The store of a user, from now on."""
-        if uid not in self._stores:
-            self._stores[uid] = [StorePage.create(max(1, self.limit_bytes // STORE_BLOCK_BYTES))]
-        return self._stores[uid][-1]
+    def of(self, tenant: int) -> StorePage:
+        """The store of a tenant, from now on."""
+        if tenant not in self._stores:
+            self._stores[tenant] = [StorePage.create(max(1, self.limit_bytes // STORE_BLOCK_BYTES))]
+        return self._stores[tenant][-1]
 
-    def take(self, uid: int, descriptor: int) -> None:
+    def take(self, tenant: int, descriptor: int) -> None:
         """One that a broker kept over a server's end. ``PageError`` if it is none."""
-        known = self._stores.setdefault(uid, [])
+        known = self._stores.setdefault(tenant, [])
         if not any(os.path.sameopenfile(descriptor, store.fileno()) for store in known):
             known.insert(0, StorePage.map(descriptor))
 
-    def leave(self, uid: int, programs: Iterable[Process]) -> None:
-        """The vGPU of a user's ``programs`` was removed: they have his store mapped until they end."""
-        left = dict.fromkeys((*self._left.get(uid, ()), *programs))
-        self._left[uid] = tuple(process for process in left if is_running(process))
+    def leave(self, tenant: int, programs: Iterable[Process]) -> None:
+        """The vGPU of a tenant's ``programs`` was removed. They have its store mapped until they end."""
+        left = dict.fromkeys((*self._left.get(tenant, ()), *programs))
+        self._left[tenant] = tuple(process for process in left if is_running(process))
 
-    def drop(self, uid: int) -> None:
-        """The user has no swapped vGPU any more. What the programs of those have mapped is in use until they end."""
-        left = self._left.pop(uid, ())
-        self._dropped += (RetiredStore(store, left) for store in self._stores.pop(uid, ()))
+    def drop(self, tenant: int) -> None:
+        """The tenant has no swapped vGPU any more. What its programs have mapped is in use until they end."""
+        left = self._left.pop(tenant, ())
+        self._dropped += (RetiredStore(store, left) for store in self._stores.pop(tenant, ()))
         self._close_dropped()
 
     def _close_dropped(self) -> None:
@@ -107,10 +108,10 @@ class Stores:
     def host(self) -> HostMemory:
         """The limits by which the server decides what may be away."""
         dropped = sum(d.store.ready * STORE_BLOCK_BYTES for d in self._dropped if not d.store.closed)
-        return HostMemory(self.limit_bytes - dropped, {uid: self._ready_bytes_of(uid) for uid in self._stores})
+        return HostMemory(self.limit_bytes - dropped, {tenant: self._ready_bytes_of(tenant) for tenant in self._stores})
 
-    def _ready_bytes_of(self, uid: int) -> int:
-        return sum(store.ready * STORE_BLOCK_BYTES for store in self._stores.get(uid, ()))
+    def _ready_bytes_of(self, tenant: int) -> int:
+        return sum(store.ready * STORE_BLOCK_BYTES for store in self._stores.get(tenant, ()))
 
     @property
     def used_bytes(self) -> int:
@@ -120,14 +121,14 @@ class Stores:
         yield from (store for stores in self._stores.values() for store in stores)
         yield from (dropped.store for dropped in self._dropped if not dropped.store.closed)
 
-    def lacks(self, uid: int, bytes_: int) -> str:
-        """Why a user's store could not have so much, whatever the host has; empty: it could."""
-        others = self.ready_bytes - self._ready_bytes_of(uid)
+    def lacks(self, tenant: int, bytes_: int) -> str:
+        """Why a tenant's store could not have so much, whatever the host has; empty: it could."""
+        others = self.ready_bytes - self._ready_bytes_of(tenant)
         return USED_UP if bytes_ > self.limit_bytes - others else ""
 
-    async def have(self, uid: int, bytes_: int) -> str:
-        """See to it that a user's store has got so much. Empty, or why it has not."""
-        store = self.of(uid)
+    async def have(self, tenant: int, bytes_: int) -> str:
+        """See to it that a tenant's store has got so much. Empty, or why it has not."""
+        store = self.of(tenant)
         async with self._growing:
             while store.ready * STORE_BLOCK_BYTES < bytes_:
                 if store.closed:
@@ -147,11 +148,11 @@ class Stores:
         return ""
 
     async def give_back(self, busy: Container[int]) -> None:
-        """Give empty stores back to the host: those of users without programs, and those that no process gets any more.
-        ``busy``: users that may have programs in a vGPU. A program that was on the card when its server and broker died
-        has a store of that time pinned until it leaves."""
-        for uid, stores in list(self._stores.items()):
-            pinned = uid in busy or any(is_running(program) for program in self._left.get(uid, ()))
+        """Give empty stores back to the host: those of tenants without programs, and those that no process gets any
+        more. ``busy``: tenants that may have programs in a vGPU. A program that was on the card when its server and
+        broker died has a store of that time pinned until it leaves."""
+        for tenant, stores in list(self._stores.items()):
+            pinned = tenant in busy or any(is_running(program) for program in self._left.get(tenant, ()))
             for store in stores[:-1] if pinned else list(stores):
                 if store.ready and not store.used and not self._growing.locked():  # else soon: it may take seconds
                     await self._clear(store)

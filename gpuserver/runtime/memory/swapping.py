@@ -79,14 +79,14 @@ class Swapping:
         self._places.pop(vgpu.record.vgpu_id, None)
         if not vgpu.swaps:
             return
-        uid = vgpu.tenant
-        self.stores.leave(uid, vgpu.programs)
-        if not any(other.tenant == uid for other in self._swapped() if other is not vgpu):
-            self.stores.drop(uid)
+        tenant = vgpu.tenant
+        self.stores.leave(tenant, vgpu.programs)
+        if not any(other.tenant == tenant for other in self._swapped() if other is not vgpu):
+            self.stores.drop(tenant)
 
     @property
     def busy(self) -> set[int]:
-        """The uids whose programs may have their store pinned."""
+        """The tenants whose programs may have their store pinned."""
         known = {vgpu_id for vgpu_id, place in self._places.items() if place.settled}
         swapped = (vgpu for vgpu in self._state.vgpus.values() if vgpu.swaps)
         return {v.tenant for v in swapped if v.programs or v.record.vgpu_id not in known}
@@ -290,13 +290,13 @@ class Swapping:
     def _place(self, vgpu: Vgpu) -> SwapState:
         return self._places[vgpu.record.vgpu_id]
 
-    def _away_bytes_of(self, uid: int) -> int:
-        """What of a user's is in the host's memory once those that are leaving have left, and those that are coming
+    def _away_bytes_of(self, tenant: int) -> int:
+        """What of a tenant's is in the host's memory once those that are leaving have left, and those that are coming
         have come."""
         total = 0
         for vgpu in self._swapped():
             place = self._place(vgpu)
-            if vgpu.tenant == uid and not place.comes:
+            if vgpu.tenant == tenant and not place.comes:
                 total += vgpu.movable_bytes if place.leaves or vgpu.quiesced else vgpu.away_bytes
         return total
 
@@ -304,9 +304,9 @@ class Swapping:
         """Its memory into the host's. Why that is not possible now, and it is as it was; empty: it is away. What was
         away in part stays so, and its programs go on trying. The caller holds ``lifecycle_lock``."""
         place, began_ns, was_away = self._place(vgpu), time.monotonic_ns(), vgpu.swapped_out
-        bytes_, uid = vgpu.here_bytes, vgpu.tenant
+        bytes_, tenant = vgpu.here_bytes, vgpu.tenant
         place.leaves = True
-        lack = self.stores.lacks(uid, self._away_bytes_of(uid))
+        lack = self.stores.lacks(tenant, self._away_bytes_of(tenant))
         if lack and not was_away:
             place.leaves = False
             return self._tell_stuck(vgpu, place, lack)
@@ -343,8 +343,8 @@ class Swapping:
         self._state.record_event(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
 
-    async def _provide(self, uid: int, lacks: list[str]) -> None:
-        lack = await self.stores.have(uid, self._away_bytes_of(uid) + PASSING_BYTES)
+    async def _provide(self, tenant: int, lacks: list[str]) -> None:
+        lack = await self.stores.have(tenant, self._away_bytes_of(tenant) + PASSING_BYTES)
         if lack:
             lacks.append(lack)
 
