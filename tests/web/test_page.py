@@ -337,6 +337,7 @@ def test_forty_rows_are_sorted_grouped_and_fit_the_window(page: Page, node: Simu
         expect(page.locator("body")).to_have_attribute("data-rows", "compact")
         page.set_viewport_size({"width": 1440, "height": 900})
         page.reload()  # without opened details
+        expect(page.locator(".vgpu")).to_have_count(40)
         overflow = "document.documentElement.scrollHeight - innerHeight"
         eventually(lambda: page.evaluate(overflow) <= 0, "40 vGPUs fit 1440 by 900")
         labels = page.locator(".gpu").first.locator(".vgpu .who b")
