@@ -23,10 +23,12 @@ def main() -> int:
         if asked and _has_shown(page(words[:-1])):
             return 0
         interpreter.become("vgpu.ctl", *words)
-    if sys.argv[1:2] == ["slurm"] and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):  # jobs wait for it
-        from vgpu.integrations.slurm import main as hook
+    if sys.argv[1:2] in (["slurm"], ["container"]):
+        from vgpu.ctl.integrations import quick
 
-        return hook(sys.argv[2:])
+        code = quick.main(sys.argv[1:])
+        if code is not None:
+            return code
     from vgpu.ctl.main import main as isolated
 
     return isolated()

@@ -1,8 +1,9 @@
-"""``python -m vgpu.integrations.keeper ENGINE``: keeps a vGPU for as long as the engine has its container.
+"""Keeps a vGPU for as long as the engine has its container.
 
-``vgpuctl container run`` starts it, writes the vGPU's id to its stdin, and closes that when the engine's command has
-ended. From then on the keeper compares levels, every few seconds: does the engine have a container with this vGPU? No
-single message can be lost. After the keeper's own death ``vgpuctl container ls`` does the same.
+``vgpuctl container run`` forks the keeper, writes the vGPU's id to its pipe, and closes that when the engine has
+ended. A keeper whose container still exists becomes ``python -m vgpu.integrations.keeper ENGINE VGPU``, and compares
+levels, every few seconds: does the engine have a container with this vGPU? No single message can be lost. After the
+keeper's own death ``vgpuctl container ls`` does the same.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import sys
 import time
 from typing import TYPE_CHECKING, Final
 
+from client_hook import interpreter
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.engines import Engine
 
 if TYPE_CHECKING:
-    from vgpu.integrations.claims import Claim
     from vgpu.protocol.messages import VgpuStatus
 
 LOOK_S: Final = 3.0
@@ -25,12 +26,11 @@ KEEPER: Final = "keeper"
 """Labels of the claim: the engine's command, and the keeper as ``PID:START``."""
 
 
-def claim_of(uid: str, engine: Engine, keeper_pid: int) -> Claim:
-    from vgpu.integrations.claims import Claim
+def labels_of(engine: Engine, keeper_pid: int) -> dict[str, str]:
+    """Of the claim of a container whose keeper has this pid."""
     from vgpu.protocol.peer import start_time
 
-    labels = {ENGINE: engine.path, KEEPER: f"{keeper_pid}:{start_time(keeper_pid)}"}
-    return Claim("container", uid, labels=labels)
+    return {ENGINE: engine.path, KEEPER: f"{keeper_pid}:{start_time(keeper_pid)}"}
 
 
 def engine_of(vgpu: VgpuStatus) -> Engine | None:
@@ -51,12 +51,12 @@ def is_kept(vgpu: VgpuStatus) -> bool:
 
 def remove(vgpu_id: str) -> None:
     """Remove the vGPU. The node may be down for a while, so ask until it answers."""
-    from vgpu.node.link import PATIENT_S, ControlLink
+    from vgpu.api.link import open_link
 
     while True:
         try:
-            with ControlLink(timeout_s=PATIENT_S) as node:
-                node.remove(vgpu_id, force=True)
+            with open_link() as node:
+                node.change("remove", vgpu=vgpu_id, force=True)
                 return
         except VgpuError as error:
             if error.code in {ErrorCode.NOT_FOUND, ErrorCode.REMOVED, ErrorCode.NOT_YOURS}:
@@ -64,16 +64,44 @@ def remove(vgpu_id: str) -> None:
         time.sleep(LOOK_S)
 
 
-def main() -> None:
-    engine, vgpu_id = Engine(sys.argv[1]), sys.stdin.readline().strip()
-    sys.stdin.read()  # until the engine's command has ended
+def start(engine: Engine) -> tuple[int, int]:
+    """A keeper that outlives this process, and a signal to its process group: its pid, and the end of its pipe where
+    this process writes the vGPU's id. This process has one thread, so the keeper needs no interpreter of its own."""
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(theirs)
+        return pid, ours
+    try:
+        os.setsid()
+        os.close(ours)
+        _stand_by(engine, theirs)
+    finally:
+        os._exit(0)
+
+
+def _stand_by(engine: Engine, pipe: int) -> None:
+    said = b""
+    while part := os.read(pipe, 4096):  # until the engine's command has ended
+        said += part
+    if not said:
+        return
+    vgpu_id = said.decode().strip()
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    while vgpu_id and engine.containers(vgpu_id) != []:
-        time.sleep(LOOK_S)
-    if vgpu_id:
+    if engine.containers(vgpu_id) == []:
         remove(vgpu_id)
+        return
+    argv = interpreter.command("vgpu.integrations.keeper", engine.path, vgpu_id)
+    os.execve(argv[0], argv, interpreter.environment(os.environ))
+
+
+def main() -> None:
+    engine, vgpu_id = Engine(sys.argv[1]), sys.argv[2]
+    while engine.containers(vgpu_id) != []:
+        time.sleep(LOOK_S)
+    remove(vgpu_id)
 
 
 if __name__ == "__main__":
