@@ -22,6 +22,7 @@ from pathlib import Path
 from tests.cluster import engines, roots
 from tests.cluster.slurm import Cluster, why_no_slurm
 from tests.integration.node import SimulatedNode
+from vgpu.integrations.slurm import HOOKS
 from vgpu.spec import VgpuSpec
 
 Way = Callable[[int], float]
@@ -95,7 +96,11 @@ def jobs(folder: Path, rounds: int) -> None:
                 "srun", "--quiet", "--nodelist=n1", *words, "echo", "x", environment=cluster.environment
             )
 
-        compare({"srun": job(), "srun --gres=shard:30": job("--gres=shard:30")}, rounds)
+        ways = {"srun": job(), "srun --gres=shard:30": job("--gres=shard:30")}
+        compare(ways, rounds)
+        for name in HOOKS:
+            (folder / name).write_text("#!/bin/sh\n")
+        compare({f"{name}, without our hooks": way for name, way in ways.items()}, rounds)
 
 
 def main() -> None:
