@@ -12,7 +12,6 @@ import math
 import os
 import shlex
 from collections.abc import Mapping
-from fractions import Fraction
 from typing import Any, Final, Unpack
 
 from client_hook import interpreter
@@ -40,9 +39,9 @@ def vgpu(
 ) -> dict[str, Any]:
     """Options of Ray for a task or an actor in a vGPU of its own: ``@ray.remote(**vgpu(sm=30, mem="8G"))``.
 
-    ``sm``, ``mem``, ``gpu`` and the other options are those of ``vgpu.create``. ``gpu``: an index asks for Ray's resource
-    of that GPU, too. ``resources``, ``runtime_env``: Ray's own, which these are joined with. ``VgpuError`` (invalid): no
-    vGPU can be so.
+    ``sm``, ``mem``, ``gpu`` and the other options are those of ``vgpu.create``. ``gpu``: an index also asks for Ray's
+    resource of that GPU. ``resources``, ``runtime_env``: Ray's own, which these are joined with.
+    ``VgpuError`` (invalid): no vGPU can be so.
     """
     from vgpu.spec import VgpuSpec
 
@@ -90,21 +89,20 @@ def _words(options: Mapping[str, Any]) -> list[str]:
     for name, value in options.items():
         if value is not None and value is not False:
             words.append(f"--{name.replace('_', '-')}")
-            words += [] if value is True else [_text(value)]
+            is_time = name in {"ttl", "idle_suspend"} and isinstance(value, int)
+            words += [] if value is True else [f"{value}ns" if is_time else str(value)]
     return words
 
 
-def _text(value: object) -> str:
-    return str(value) if not isinstance(value, Fraction) else f"{value.numerator}/{value.denominator}"
-
-
 def _joined(given: Mapping[str, Any] | None, words: list[str], variables: dict[str, str]) -> dict[str, Any]:
-    """``given`` with our ``py_executable`` and ``variables``. PATH begins with the folder of this interpreter, so a node
-    of the same image finds ``vgpuctl`` and ``python`` without an activated environment."""
+    """``given`` with our ``py_executable`` and ``variables``. PATH begins with the folder of this interpreter, so a
+    node of the same image finds ``vgpuctl`` and ``python`` without an activated environment."""
     made = dict(given or {})
     if taken := {"py_executable", "container", "image_uri"} & made.keys():
         raise VgpuError(
-            ErrorCode.INVALID, f"runtime_env has {sorted(taken)[0]} already, and a vGPU needs py_executable", "leave it out"
+            ErrorCode.INVALID,
+            f"runtime_env has {sorted(taken)[0]} already, and a vGPU needs py_executable",
+            "leave it out",
         )
     folder, python = os.path.split(interpreter.files()[0])
     python = "python" if os.path.exists(f"{folder}/python") else python  # noqa: PTH110

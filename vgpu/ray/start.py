@@ -33,8 +33,8 @@ def become_undecided(command: Sequence[str], spec: VgpuSpec, wait_s: float) -> N
 
 
 def become_refused(command: Sequence[str], reason: str) -> NoReturn:
-    """Run ``command`` so that its task fails with ``reason``. Reason: Ray starts workers that end early again and again,
-    and the task would wait for ever."""
+    """Run ``command`` so that its task fails with ``reason``. Where a worker ends early, Ray starts another, again and
+    again, and the task would wait for ever."""
     replace_process(inside(command, {"refusal": reason}), os.environ)
 
 
