@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Any
@@ -85,7 +86,8 @@ class RayCluster:
     def _is_clear(self) -> bool:
         for vgpu in self.vgpus():
             if vgpu.asker_pid:
-                os.kill(vgpu.asker_pid, 9)
+                with suppress(ProcessLookupError):
+                    os.kill(vgpu.asker_pid, signal.SIGKILL)
             else:
                 for node in self.nodes.values():
                     node.clear()

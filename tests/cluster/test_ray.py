@@ -26,6 +26,7 @@ from tests.cluster.ray_cluster import RayCluster, why_no_ray
 from tests.cluster.ray_probe import Actor, Found, find
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.integrations import late
 from vgpu.ray import room, start
 from vgpu.ray.worker import Share
 
@@ -126,21 +127,21 @@ class Full:
 
 
 def test_room_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "LOOK_S", 0)
+    monkeypatch.setattr(late, "LOOK_S", 0)
     looks: list[float] = []
-    assert room.patiently(Full(3), 1e9, looks.append) == "made"  # type: ignore[comparison-overlap]
+    assert late.patiently(Full(3), 1e9, looks.append) == "made"  # type: ignore[comparison-overlap]
     assert len(looks) == 3
 
 
 def test_the_wait_ends_with_the_reason() -> None:
     with pytest.raises(VgpuError, match="nothing is left"):
-        room.patiently(full := Full(9), 0, lambda _: None)
+        late.patiently(full := Full(9), 0, lambda _: None)
     assert full.asked == 1
 
 
 def test_other_refusals_are_not_waited_for() -> None:
     with pytest.raises(VgpuError) as refused:
-        room.patiently(full := Full(9, ErrorCode.NOT_FOUND), 1e9, lambda _: None)
+        late.patiently(full := Full(9, ErrorCode.NOT_FOUND), 1e9, lambda _: None)
     assert (refused.value.code, full.asked) == (ErrorCode.NOT_FOUND, 1)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Unpack
 
 from client_hook import interpreter
-from vgpu.api.options import Options, Percent, Size, fields_of
+from vgpu.api.options import Options, Percent, Size, fields_of, words_of
 from vgpu.errors import ErrorCode, VgpuError
 
 SM: Final = "vgpu_sm"
@@ -51,7 +51,7 @@ def vgpu(
         wanted[MEMORY] = -(-spec.memory_bytes // MIB)
     if str(gpu).isdecimal():
         wanted[f"{SM}_{gpu}"] = wanted[SM]
-    words = _words({"sm": sm, "mem": mem, **options})
+    words = words_of({"sm": sm, "mem": mem, **options})
     words += [] if gpu == "auto" else ["--gpu", str(gpu)]
     return {
         "resources": {**(resources or {}), **wanted},
@@ -80,18 +80,7 @@ def fractions(runtime_env: Mapping[str, Any] | None = None, **options: Unpack[Op
     from vgpu.spec import VgpuSpec
 
     VgpuSpec.parse(**fields_of(Options, sm=100, **options))
-    return _joined(runtime_env, ["--num-gpus", *_words(options)], {HIDDEN: "1"})
-
-
-def _words(options: Mapping[str, Any]) -> list[str]:
-    """As they are typed after ``vgpuctl``."""
-    words = []
-    for name, value in options.items():
-        if value is not None and value is not False:
-            words.append(f"--{name.replace('_', '-')}")
-            is_time = name in {"ttl", "idle_suspend"} and isinstance(value, int)
-            words += [] if value is True else [f"{value}ns" if is_time else str(value)]
-    return words
+    return _joined(runtime_env, ["--num-gpus", *words_of(options)], {HIDDEN: "1"})
 
 
 def _joined(given: Mapping[str, Any] | None, words: list[str], variables: dict[str, str]) -> dict[str, Any]:

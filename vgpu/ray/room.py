@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import os
 import signal
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from vgpu.api.handle import Vgpu
 from vgpu.api.node import Node
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import VgpuError
+from vgpu.integrations import late
 from vgpu.spec import VgpuSpec
 
-LOOK_S: Final = 0.5
 IDLE_S: Final = 2.0
 """A worker that is idle for so long gives its vGPU to one that waits. Ray ends surplus workers after one second."""
 IDLE: Final = b"ray::IDLE"
@@ -39,25 +38,7 @@ def create(spec: VgpuSpec, gpu: str, claim: str, wait_s: float) -> Vgpu:
     """
     node = Node()
     asked: dict[str, Any] = {"claim": {"kind": "ray", "uid": claim}} if claim else {}
-    return patiently(lambda: node.create(spec, gpu=gpu, **asked), wait_s, Reclaiming(node).look)
-
-
-def patiently(make: Callable[[], Vgpu], wait_s: float, meanwhile: Callable[[float], None]) -> Vgpu:
-    """What ``make`` gives, once there is room. ``meanwhile`` gets the time by the monotonic clock, at each look."""
-    begun = time.monotonic()
-    parent = os.getppid()
-    while True:
-        try:
-            return make()
-        except VgpuError as error:
-            waited = time.monotonic() - begun
-            if error.code is not ErrorCode.NO_ROOM or os.getppid() != parent:
-                raise
-            if waited >= wait_s:
-                after = f" (waited {wait_s:g} s)" if wait_s else ""
-                raise VgpuError(error.code, f"{error.message}{after}", error.hint) from None
-        meanwhile(time.monotonic())
-        time.sleep(LOOK_S)
+    return late.patiently(lambda: node.create(spec, gpu=gpu, **asked), wait_s, Reclaiming(node).look)
 
 
 class Reclaiming:

@@ -7,12 +7,10 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from client_hook.environment import Attachment, Simulation, hook_to_preload, simulation_libraries
 from client_hook.launcher import replace_process
 from vgpu.api import programs
-from vgpu.api.node import Node
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.paths import NodePaths
+from vgpu.integrations import late
 from vgpu.ray import room
 from vgpu.spec import VgpuSpec
 
@@ -27,9 +25,8 @@ def become_undecided(command: Sequence[str], spec: VgpuSpec, wait_s: float) -> N
     """Run ``command`` with the hook and without a vGPU: the worker makes one once Ray has assigned a GPU to it."""
     template = spec.model_dump(mode="json", exclude_none=True)
     command = inside(command, {"template": template, "wait_s": wait_s})
-    environment = _hooked().environment(os.environ)
-    del environment["VGPU_ID"]
-    replace_process(command, environment)
+    changed = os.environ | late.hooked()
+    replace_process(command, {name: value for name, value in changed.items() if value is not None})
 
 
 def become_refused(command: Sequence[str], reason: str) -> NoReturn:
@@ -46,11 +43,3 @@ def inside(command: Sequence[str], told: dict[str, Any]) -> list[str]:
             ErrorCode.INVALID, "the command starts no worker of Ray", "give it to Ray as py_executable (vgpu.ray)"
         )
     return [*command[:at], "-m", "vgpu.ray.worker", json.dumps(told), *command[at:]]
-
-
-def _hooked() -> Attachment:
-    runtime = NodePaths.from_environment().runtime
-    with Node().open_link() as link:
-        simulated = any(gpu["simulated"] for gpu in link.ask("gpus")["gpus"])
-    simulation = Simulation(runtime / "sim", simulation_libraries()) if simulated else None
-    return Attachment((), runtime, hook_to_preload(), simulation)

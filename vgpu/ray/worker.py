@@ -4,7 +4,7 @@
 task fails with the reason. ``{"template": SPEC, "wait_s": SECONDS}``: the worker makes its vGPU when Ray assigns a GPU.
 
 Ray assigns a GPU to a worker that is running already, and the task's code comes after. The hook reads ``VGPU_ID`` at
-``cuInit``, so it is early enough to set it then.
+``cuInit``, so it is early enough to set it then. Ray's modules are imported by name: mypy has no use for their types.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 from vgpu.errors import VgpuError
@@ -31,13 +32,11 @@ def main() -> None:
 
 
 def _refuse(reason: str) -> None:
-    from ray._private.worker import Worker
-
     def main_loop(worker: Any) -> None:
         worker.core_worker.drain_and_exit_worker("system", reason)
         worker.core_worker.run_task_loop()
 
-    Worker.main_loop = main_loop
+    import_module("ray._private.worker").Worker.main_loop = main_loop
 
 
 class Share:
@@ -80,27 +79,23 @@ def _other_share(gpus: Sequence[str], amount: float) -> VgpuError:
 
 
 def _share(share: Share) -> None:
-    from ray._private.accelerators import NvidiaGPUAcceleratorManager as Manager
-
-    Manager.set_current_process_visible_accelerator_ids = staticmethod(
-        _assigning(share, Manager.set_current_process_visible_accelerator_ids)
+    manager = import_module("ray._private.accelerators").NvidiaGPUAcceleratorManager
+    manager.set_current_process_visible_accelerator_ids = staticmethod(
+        _assigning(share, manager.set_current_process_visible_accelerator_ids)
     )
 
 
 def _assigning(share: Share, theirs: Callable[[list[str]], None]) -> Callable[[list[str]], None]:
     def assign(gpus: list[str]) -> None:
-        import ray
-        from ray._raylet import raise_sys_exit_with_custom_error_message
-
         theirs(gpus)
         if not gpus:
             return
-        amount = ray.get_runtime_context().get_assigned_resources().get("GPU", len(gpus))
+        amount = import_module("ray").get_runtime_context().get_assigned_resources().get("GPU", len(gpus))
         try:
             os.environ.update(share.take(gpus, amount))
         except VgpuError as error:
             print(f"vgpu: {error}", file=sys.stderr, flush=True)
-            raise_sys_exit_with_custom_error_message(str(error), exit_code=1)
+            import_module("ray._raylet").raise_sys_exit_with_custom_error_message(str(error), exit_code=1)
 
     return assign
 

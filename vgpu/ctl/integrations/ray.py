@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
@@ -14,8 +14,6 @@ from vgpu.ctl.programs import COMMAND, LaunchingCommand, check_program
 from vgpu.errors import VgpuError
 
 IDLE_SUSPEND: Final = "5m"
-WAIT_S: Final = 40.0
-"""Ray ends a worker that has not registered after 60 s (worker_register_timeout_seconds), and its start takes time."""
 
 ray_app = typer.Typer(
     invoke_without_command=True, callback=options.tells_what_it_holds, help="Tasks and actors of Ray in vGPUs."
@@ -42,7 +40,7 @@ def worker(
     ctx: typer.Context,
     wait: Annotated[
         float, typer.Option("--wait", min=0, metavar="SECONDS", help="How long to wait where there is no room.")
-    ] = WAIT_S,
+    ] = 40.0,
     num_gpus: Annotated[
         bool, typer.Option("--num-gpus", help="The part of a GPU, and the GPU, are those that Ray assigns.")
     ] = False,
@@ -69,7 +67,7 @@ def worker(
 class WorkerCommand(LaunchingCommand):
     """Its vGPU has a size without ``--sm`` where Ray gives it, and ``--idle-suspend`` by default."""
 
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         own = args[: args.index("--")] if "--" in args else args
         if not any(word.startswith("--idle-suspend") or "managed" in word for word in own):
             args = ["--idle-suspend", IDLE_SUSPEND, *args]
