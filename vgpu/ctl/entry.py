@@ -38,7 +38,7 @@ def page(command: list[str]) -> str:
     """The file with the help of ``command``, such as ``["gpu", "set"]``; it need not exist. A word that is no command's
     names no file elsewhere."""
     words = ["vgpuctl", *command]
-    name = "-".join(words) if all(word.isalpha() for word in words) else ""
+    name = "-".join(words) if all(word.replace("-", "").isalpha() for word in words) else ""
     return os.path.join(HELP, f"{name}.txt")  # noqa: PTH118
 
 
