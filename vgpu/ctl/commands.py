@@ -49,6 +49,7 @@ MODULES: Final = {
     "jupyter": "integrations.jupyter",
     "container": "integrations.container",
     "slurm": "integrations.slurm",
+    "kubelet": "integrations.kubelet",
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""
