@@ -10,12 +10,15 @@ from lightkube import Client
 from lightkube.core.exceptions import ConfigError
 from lightkube.resources.core_v1 import Node
 from lightkube.resources.resource_v1 import ResourceClaim, ResourceSlice
+from lightkube.types import PatchType
 
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.kubernetes.dra import DRIVER, Object
 
 ANSWER_S: Final = 20.0
 _GONE: Final = 404
+_EITHER: Final = {"devices": None, "sharedCounters": None}
+"""A slice has one of these; a patch removes the other."""
 T = TypeVar("T")
 
 
@@ -69,11 +72,13 @@ class Cluster:
 
     def _write(self, name: str, spec: Mapping[str, Any], owners: list[dict[str, Any]], found: Any) -> None:
         metadata: dict[str, Any] = {"name": name} | ({"ownerReferences": owners} if owners else {})
-        if found is not None and found.metadata.resourceVersion:
+        if found is None:
+            _asked(lambda: self._client.create(ResourceSlice.from_dict({"metadata": metadata, "spec": spec})))
+            return
+        if found.metadata.resourceVersion:
             metadata["resourceVersion"] = found.metadata.resourceVersion
-        made: Any = ResourceSlice.from_dict({"metadata": metadata, "spec": spec})
-        write: Any = self._client.create if found is None else self._client.replace
-        _asked(lambda: write(made))
+        body = {"metadata": metadata, "spec": _EITHER | spec}
+        _asked(lambda: self._client.patch(ResourceSlice, name, body, patch_type=PatchType.MERGE))
 
 
 def _metadata(one: Any) -> Any:
