@@ -24,6 +24,7 @@ from kmock._internal.apps import Server
 from client_hook import interpreter
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from vgpu.integrations.kubernetes import wire
+from vgpu.integrations.kubernetes.kubelet import serve
 
 NODE: Final = "worker-1"
 PACKAGE: Final = wire.DRA.rpartition(".")[0]
@@ -167,6 +168,86 @@ class FakeKubelet:
 
 def ids_of(answer: Any) -> list[str]:
     return [name.partition("=")[2] for device in answer.devices for name in device.cdi_device_ids]
+
+
+class PluginKubelet:
+    """Context manager: the kubelet's side of device plugins and of pod resources. It may stop and start again; as a
+    kubelet, it then removes all sockets in its folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.registered: dict[str, Path] = {}
+        self.held: dict[str, list[str]] = {}
+        """Devices by the name of a pod."""
+
+    def __enter__(self) -> PluginKubelet:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        self.registered.clear()
+        for path in (self.folder / "device-plugins").iterdir():
+            path.unlink()
+        listening = (
+            ("device-plugins", wire.PLUGIN_REGISTRATION, {"Register": self._register}),
+            ("pod-resources", wire.POD_RESOURCES, {"List": self._list}),
+        )
+        self._servers = [
+            serve(self.folder / name / "kubelet.sock", [wire.handlers(service, methods)])
+            for name, service, methods in listening
+        ]
+
+    def stop(self) -> None:
+        for server in self._servers:
+            server.stop(None).wait()
+
+    def _register(self, request: Any) -> Any:
+        assert request.version == "v1beta1"
+        assert request.options.get_preferred_allocation_available
+        self.registered[request.resource_name] = self.folder / "device-plugins" / request.endpoint
+        return wire.message("v1beta1.Empty")()
+
+    def _list(self, _: Any) -> Any:
+        pods = [
+            {
+                "name": pod,
+                "namespace": "team-a",
+                "containers": [{"name": "train", "devices": [{"resource_name": "r", "device_ids": devices}]}],
+            }
+            for pod, devices in self.held.items()
+        ]
+        return wire.message("v1.ListPodResourcesResponse")(pod_resources=pods)
+
+    def plugin(self, resource: str) -> wire.Client:
+        path = eventually(lambda: self.registered.get(resource), f"{resource} is registered")
+        return wire.Client(wire.PLUGIN, path)
+
+    def devices(self, resource: str) -> dict[str, str]:
+        """Their health by their id, as the plugin says it first."""
+        with self.plugin(resource) as plugin:
+            stream = plugin.ListAndWatch(wire.message("v1beta1.Empty")(), timeout=PATIENCE_S, wait_for_ready=True)
+            for answer in stream:
+                if answer.devices:
+                    stream.cancel()
+                    return {device.ID: device.health for device in answer.devices}
+        return {}
+
+    def allocate(self, resource: str, *devices: str) -> list[str]:
+        """The CDI devices of a container."""
+        request = wire.message("v1beta1.AllocateRequest")(container_requests=[{"devices_ids": devices}])
+        with self.plugin(resource) as plugin:
+            answer = plugin.Allocate(request, timeout=PATIENCE_S, wait_for_ready=True)
+        return [device.name for one in answer.container_responses for device in one.cdi_devices]
+
+    def prefer(self, resource: str, available: Sequence[str], size: int) -> list[str]:
+        asked = {"available_deviceIDs": available, "allocation_size": size}
+        request = wire.message("v1beta1.PreferredAllocationRequest")(container_requests=[asked])
+        with self.plugin(resource) as plugin:
+            answer = plugin.GetPreferredAllocation(request, timeout=PATIENCE_S, wait_for_ready=True)
+        return list(answer.container_responses[0].deviceIDs)
 
 
 class Process:

@@ -1,12 +1,12 @@
 """Sockets between this process and the kubelet.
 
-============================================  =====================================================================
-``plugins_registry/vgpu.dev-INSTANCE-reg.sock``  the kubelet finds it, and asks what this driver is
-``plugins/vgpu.dev/dra-INSTANCE.sock``           the kubelet prepares claims there
-``device-plugins/kubelet.sock``                  the kubelet's own: a device plugin registers there
-``device-plugins/vgpu.dev-PROFILE.sock``         the kubelet asks for devices of one resource there
-``pod-resources/kubelet.sock``                   the kubelet's own: which container has which devices
-============================================  =====================================================================
+================================================  =================================================================
+``plugins_registry/vgpu.dev-INSTANCE-reg.sock``   the kubelet finds it, and asks what this driver is
+``plugins/vgpu.dev/dra-INSTANCE.sock``            the kubelet prepares claims there
+``device-plugins/kubelet.sock``                   the kubelet's own: a device plugin registers there
+``device-plugins/vgpu.dev-PROFILE.sock``          the kubelet asks for devices of one resource there
+``pod-resources/kubelet.sock``                    the kubelet's own: which container has which devices
+================================================  =================================================================
 
 An instance is a pod of the DaemonSet. While a new version replaces an old one, both have sockets and both may answer.
 """
@@ -14,7 +14,7 @@ An instance is a pod of the DaemonSet. While a new version replaces an old one, 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -33,7 +33,9 @@ FOLDER: Final = Path("/var/lib/kubelet")
 VERSIONS: Final = ("v1.DRAPlugin",)
 """Kubelets before 1.34 speak v1beta1 alone. Their API servers have no claims of version 1."""
 THREADS: Final = 16
+ANSWER_S: Final = 20.0
 _Info = wire.message("pluginregistration.PluginInfo")
+_Register = wire.message("v1beta1.RegisterRequest")
 _Noted = wire.message("pluginregistration.RegistrationStatusResponse")
 
 
@@ -111,6 +113,48 @@ class DraSockets:
         else:
             log.error("the kubelet refuses the driver", reason=status.error)
         return _Noted()
+
+
+class PluginSockets:
+    """The socket of one device plugin, and its registration. ``turn`` keeps both: a kubelet that starts removes all
+    sockets in its folder, and knows no plugin."""
+
+    def __init__(self, places: Places, resource: str, methods: Mapping[str, Callable[..., Any]], options: Any) -> None:
+        self._kubelet = places.plugins / "kubelet.sock"
+        self._path = places.plugins / f"{resource.replace('/', '-')}.sock"
+        self._resource, self._methods, self._options = resource, methods, options
+        self._server: grpc.Server | None = None
+        self._known: tuple[int, int] | None = None
+
+    def turn(self) -> None:
+        """``VgpuError``: the kubelet does not answer, or refuses."""
+        try:
+            found = self._kubelet.stat()
+        except OSError as error:
+            raise VgpuError(ErrorCode.UNREACHABLE, f"no kubelet listens at {self._kubelet}") from error
+        current = found.st_ino, found.st_ctime_ns
+        if current == self._known and self._path.exists():
+            return
+        self._known = None
+        if self._server is not None:
+            self._server.stop(None)
+        self._server = serve(self._path, [wire.handlers(wire.PLUGIN, self._methods)])
+        request = _Register(
+            version="v1beta1", endpoint=self._path.name, resource_name=self._resource, options=self._options
+        )
+        try:
+            with wire.Client(wire.PLUGIN_REGISTRATION, self._kubelet) as kubelet:
+                kubelet.Register(request, timeout=ANSWER_S)
+        except grpc.RpcError as error:
+            text = f"the kubelet does not take {self._resource}: {error.details()}"
+            raise VgpuError(ErrorCode.UNAVAILABLE, text) from error
+        self._known = current
+        log.info("the kubelet has registered the plugin", resource=self._resource)
+
+    def close(self, grace_s: float = 5.0) -> None:
+        if self._server is not None:
+            self._server.stop(grace_s).wait()
+        self._path.unlink(missing_ok=True)
 
 
 def sweep(folder: Path, pattern: str) -> None:

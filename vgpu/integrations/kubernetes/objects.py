@@ -73,11 +73,12 @@ class Cluster:
     def _write(self, name: str, spec: Mapping[str, Any], owners: list[dict[str, Any]], found: Any) -> None:
         metadata: dict[str, Any] = {"name": name} | ({"ownerReferences": owners} if owners else {})
         if found is None:
-            _asked(lambda: self._client.create(ResourceSlice.from_dict({"metadata": metadata, "spec": spec})))
+            made: Any = ResourceSlice.from_dict({"metadata": metadata, "spec": spec})
+            _asked(lambda: self._client.create(made))
             return
         if found.metadata.resourceVersion:
             metadata["resourceVersion"] = found.metadata.resourceVersion
-        body = {"metadata": metadata, "spec": _EITHER | spec}
+        body = {"metadata": metadata, "spec": {**_EITHER, **spec}}
         _asked(lambda: self._client.patch(ResourceSlice, name, body, patch_type=PatchType.MERGE))
 
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from vgpu.api.node import Node
 from vgpu.errors import VgpuError
-from vgpu.integrations.kubernetes.kubelet import DraSockets, Places
+from vgpu.integrations.kubernetes.kubelet import DraSockets, Places, PluginSockets
 from vgpu.integrations.kubernetes.profiles import Profile
 from vgpu.loggers import get_logger
 
@@ -29,15 +29,16 @@ class Options:
     node: str
     places: Places
     profiles: tuple[Profile, ...] = ()
+    compatible: tuple[str, ...] = ()
 
 
 class Regularly:
-    """Does something at once and then every ``period_s``, or earlier when asked. A failure is logged, and tried again
+    """Does something every ``period_s``, or earlier when asked. A failure is logged, and tried again
     at the next turn."""
 
-    def __init__(self, name: str, period_s: float, act: Callable[[], None]) -> None:
+    def __init__(self, name: str, period_s: float, act: Callable[[], None], *, at_once: bool = True) -> None:
         self._name, self._period_s, self._act = name, period_s, act
-        self._due_s = 0.0
+        self._due_s = 0.0 if at_once else time.monotonic() + period_s
         self._failed = ""
 
     def now(self) -> None:
@@ -73,6 +74,29 @@ def serve_dra(options: Options) -> None:
         sockets = DraSockets(options.places, driver.prepare, driver.unprepare, check.now)
         stack.callback(sockets.close)
         log.info("the kubelet's calls are answered", socket=str(options.places.dra))
+        _run(turns)
+
+
+def serve_plugins(options: Options) -> None:
+    """As ``serve_dra``: a device plugin for each resource."""
+    from vgpu.integrations.kubernetes import plugin, podfacts
+
+    def held() -> frozenset[str]:
+        return podfacts.devices_of(podfacts.holders(options.places.pod_resources))
+
+    resources = [*map(plugin.of_profile, options.profiles), *map(plugin.compatible, options.compatible)]
+    with ExitStack() as stack:
+        turns = []
+        for resource in resources:
+            one = plugin.Plugin(resource, Node(), held)
+            sockets = PluginSockets(options.places, resource.name, one.methods, plugin.OPTIONS)
+            stack.callback(sockets.close)
+            stack.callback(one.close)
+            turns += [
+                Regularly("reading the node", TICK_S, one.refresh),
+                Regularly("registering with the kubelet", TICK_S / 4, sockets.turn),
+                Regularly("the removal of vGPUs that no container has", CHECK_S, one.remove_unused, at_once=False),
+            ]
         _run(turns)
 
 

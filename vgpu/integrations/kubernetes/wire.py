@@ -11,6 +11,8 @@ from typing import Any, Final
 import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
+from vgpu.errors import VgpuError
+
 DESCRIPTORS: Final = Path(__file__).parent / "protos" / "kubelet.binpb"
 REGISTRATION: Final = "pluginregistration.Registration"
 DRA: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
@@ -37,8 +39,9 @@ def message(name: str) -> Any:
     return message_factory.GetMessageClass(_POOL.FindMessageTypeByName(name))
 
 
-def handlers(service: str, methods: Mapping[str, Callable[[Any], Any]]) -> grpc.GenericRpcHandler:
-    """What a server answers: a method of the service takes a request and returns the answer, or yields several."""
+def handlers(service: str, methods: Mapping[str, Callable[..., Any]]) -> grpc.GenericRpcHandler:
+    """What a server answers. A method of the service takes a request and returns the answer; a ``VgpuError`` fails the
+    call. A method that yields several answers also takes a function that says whether the caller is still there."""
     return grpc.method_handlers_generic_handler(
         service,
         {
@@ -49,10 +52,20 @@ def handlers(service: str, methods: Mapping[str, Callable[[Any], Any]]) -> grpc.
     )
 
 
-def _handler(method: Any, answer: Callable[[Any], Any]) -> grpc.RpcMethodHandler:
-    made = grpc.unary_stream_rpc_method_handler if method.server_streaming else grpc.unary_unary_rpc_method_handler
+def _handler(method: Any, answer: Callable[..., Any]) -> grpc.RpcMethodHandler:
+    def once(request: Any, context: grpc.ServicerContext) -> Any:
+        try:
+            return answer(request)
+        except VgpuError as error:
+            context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+    def several(request: Any, context: grpc.ServicerContext) -> Any:
+        return answer(request, context.is_active)
+
+    streams = method.server_streaming
+    made = grpc.unary_stream_rpc_method_handler if streams else grpc.unary_unary_rpc_method_handler
     return made(
-        lambda request, _: answer(request),
+        several if streams else once,
         request_deserializer=message_factory.GetMessageClass(method.input_type).FromString,
         response_serializer=lambda reply: reply.SerializeToString(),
     )
