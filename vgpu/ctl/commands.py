@@ -51,6 +51,7 @@ MODULES: Final = {
     "slurm": "integrations.slurm",
     "ray": "integrations.ray",
     "ray-worker": "integrations.ray",
+    "kubelet": "integrations.kubelet",
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""
