@@ -10,6 +10,7 @@ from vgpu.errors import ErrorCode, VgpuError
 
 MODULES: Final[dict[str, tuple[str, ...]]] = {
     "aio": ("anyio",),
+    "containers": ("httpx",),
     "metrics": ("prometheus_client", "fastapi", "hypercorn"),
     "plot": ("matplotlib",),
     "top": ("textual",),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import httpx
@@ -33,11 +34,12 @@ def node() -> Iterator[SimulatedNode]:
         yield running
 
 
-@pytest.fixture(scope="package")
-def dashboard(node: SimulatedNode) -> Iterator[Dashboard]:
-    command = [sys.executable, "-W", "error", "-m", "vgpu.ctl", "dashboard", "--listen", "127.0.0.1:0"]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=node.environment, cwd=ROOT, stdout=pipe, text=True) as process, ended(process):
+@contextmanager
+def serving(node: SimulatedNode, *options: str, **environment: str) -> Iterator[Dashboard]:
+    """A dashboard of ``node``."""
+    command = [sys.executable, "-W", "error", "-m", "vgpu.ctl", "dashboard", "--listen", "127.0.0.1:0", *options]
+    pipe, env = subprocess.PIPE, node.environment | environment
+    with subprocess.Popen(command, env=env, cwd=ROOT, stdout=pipe, text=True) as process, ended(process):
         assert process.stdout is not None
         assert str(node.paths.control_socket) in process.stdout.readline()
         printed = process.stdout.readline().strip()
@@ -45,3 +47,9 @@ def dashboard(node: SimulatedNode) -> Iterator[Dashboard]:
         yield Dashboard(url, token, printed)
         process.terminate()
         assert process.wait(PATIENCE_S) == 0
+
+
+@pytest.fixture(scope="package")
+def dashboard(node: SimulatedNode) -> Iterator[Dashboard]:
+    with serving(node) as running:
+        yield running

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from client_hook import interpreter
 from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import say
 from vgpu.ctl.new_vgpus import node_for_vgpu
@@ -18,10 +16,6 @@ from vgpu.ctl.present import output, progress
 from vgpu.ctl.present.output import Cell
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.share import MEANING
-
-if TYPE_CHECKING:
-    from vgpu.integrations.engines import Engine
-    from vgpu.protocol.messages import VgpuStatus
 
 _WORDS: Final = "vgpu.container"
 container_app = typer.Typer(
@@ -80,21 +74,21 @@ def run(
     Options of vgpuctl come first, then those of the engine's run. The vGPU stays for as long as the engine has the
     container, and goes with it.
     """
-    from vgpu.integrations import engines
-    from vgpu.integrations.keeper import remove
+    from vgpu.integrations import engines, keeper
 
     found = engines.find(engine)
     words = [*(["--detach"] if detach else []), *_named(wanted), *ctx.meta[_WORDS]]
-    keeper = _start_keeper(found)
-    assert keeper.stdin is not None
-    with keeper.stdin:
-        vgpu, volumes = _make(wanted, found, keeper)
+    keeping = keeper.start(found)
+    assert keeping.stdin is not None
+    with keeping.stdin:
+        with node_for_vgpu() as node, progress.waiting("making a vGPU"):
+            vgpu, volumes = keeper.make(node, wanted.spec, wanted.gpu, found, keeping)
         uuid = "" if vgpu.simulated else vgpu.gpu_uuid
         code = _run(found.run_command(words, vgpu.vgpu_id, volumes, uuid))
     containers = found.containers(vgpu.vgpu_id)
     if containers == [] or (containers is None and code):
-        keeper.kill()
-        remove(vgpu.vgpu_id)
+        keeping.kill()
+        keeper.remove(vgpu.vgpu_id)
     elif containers and not detach:
         say(f"the container has ended and still exists, with {vgpu.vgpu_id}", f"{found.name} rm frees both")
     return code
@@ -103,33 +97,6 @@ def run(
 def _named(wanted: Wanted) -> list[str]:
     """The container gets the name of the vGPU."""
     return [f"--name={wanted.spec.name}"] if wanted.spec.name else []
-
-
-def _start_keeper(engine: Engine) -> subprocess.Popen[str]:
-    """A process that outlives this one, and a signal to its process group."""
-    command = interpreter.command("vgpu.integrations.keeper", engine.path)
-    environment = interpreter.environment(os.environ)
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True, text=True)
-
-
-def _make(wanted: Wanted, engine: Engine, keeper: subprocess.Popen[str]) -> tuple[VgpuStatus, tuple[str, ...]]:
-    from uuid import uuid4
-
-    from vgpu.integrations.keeper import claim_of
-
-    assert keeper.stdin is not None
-    claim = claim_of(wanted.spec.name or uuid4().hex, engine, keeper.pid)
-    with node_for_vgpu() as node, progress.waiting("making a vGPU"):
-        vgpu = node.create(wanted.spec, wanted.gpu, claim=claim, attach="mount", confirm=False)
-        volumes = node.inspect(vgpu.vgpu_id).mounts
-        if not volumes:
-            raise VgpuError(
-                ErrorCode.UNAVAILABLE, "the node could not copy the hook for containers", "vgpuctl logs says why"
-            )
-        keeper.stdin.write(f"{vgpu.vgpu_id}\n")
-        keeper.stdin.flush()
-        node.confirm(vgpu)
-    return vgpu, volumes
 
 
 def _run(command: list[str]) -> int:
