@@ -20,7 +20,7 @@ def frame(stream: int, data: bytes) -> bytes:
 
 class FakeEngine:
     """``containers``: by id, as the engine lists them. ``bodies``: of creations. ``asked``: METHOD PATH of each change.
-    ``refuses``: (status, words) of the next change."""
+    ``refuses``: by the path of a change, (status, words). ``images``: all that it has."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / "engine.sock"
@@ -31,6 +31,7 @@ class FakeEngine:
         self.bodies: list[dict[str, Any]] = []
         self.asked: list[str] = []
         self.refuses: dict[str, tuple[int, str]] = {}
+        self.images = {"example/train:1", "example/serve:1"}
         self.more_log = threading.Event()
 
     def add(self, name: str, *, state: str = "running", **labels: str) -> str:
@@ -56,6 +57,8 @@ class FakeEngine:
                     return refusal[0], {"message": refusal[1]}
         if path == "/version":
             return 200, {"Components": [{"Name": "Podman Engine" if self.podman else "Engine"}]}
+        if match := re.fullmatch(r"(?:/v4\.0\.0/libpod)?/images/(.+)/(?:json|exists)", path):
+            return (200, {}) if match[1] in self.images else (404, {"message": f"No such image: {match[1]}"})
         if path == "/containers/json":
             wanted = json.loads(query.get("filters", ["{}"])[0]).get("label", [])
             return 200, [one for one in self.containers.values() if _has(one, wanted)]
@@ -105,6 +108,7 @@ def listening(engine: FakeEngine) -> Iterator[None]:
             data = b"" if said is None else json.dumps(said).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
+            self.send_header("Connection", "close")  # so that tests can make it go away
             self.end_headers()
             self.wfile.write(data)
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -15,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
-from tests.web.conftest import Dashboard, serving
-from tests.web.fake_engine import FakeEngine, frame, listening
+from tests.web.conftest import Dashboard, claimed
+from tests.web.fake_engine import FakeEngine, frame
 from vgpu.config import ImageConfig
 from vgpu.errors import ErrorCode
 from vgpu.integrations.engines import LABEL
@@ -24,61 +22,11 @@ from vgpu.protocol.codec import ProtocolError
 from vgpu.web.containers.engine import docker_body, podman_body
 from vgpu.web.containers.frames import Frames, Output
 
-IMAGES = """
-[image.train]
-image = "example/train:1"
-command = ["python", "train.py"]
-sm = 30
-mem = "1G"
-network = "none"
-
-[image.beside]
-image = "example/serve:1"
-sm = "10%"
-mode = "spatial"
-"""
-
-
-@pytest.fixture(scope="module")
-def shared_engine() -> Iterator[FakeEngine]:
-    with tempfile.TemporaryDirectory(prefix="engine-", dir="/tmp") as folder:
-        engine = FakeEngine(Path(folder))
-        with listening(engine):
-            yield engine
-
-
-@pytest.fixture(scope="module")
-def served(
-    node: SimulatedNode, shared_engine: FakeEngine, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Dashboard]:
-    config = tmp_path_factory.mktemp("config") / "config.toml"
-    config.write_text(f'[dashboard]\ncontainers = "{shared_engine.address}"\n{IMAGES}')
-    with serving(node, VGPU_CONFIG=str(config)) as dashboard:
-        yield dashboard
-
-
-@pytest.fixture
-def engine(shared_engine: FakeEngine, node: SimulatedNode) -> Iterator[FakeEngine]:
-    yield shared_engine
-    shared_engine.containers.clear()
-    shared_engine.bodies.clear()
-    shared_engine.asked.clear()
-    shared_engine.refuses.clear()
-    shared_engine.podman = False
-    shared_engine.more_log.clear()
-    eventually(lambda: not claimed(node), "the keepers remove the vGPUs")
-
 
 @pytest.fixture
 def api(served: Dashboard, engine: FakeEngine) -> Iterator[httpx.Client]:
     with served.client() as client:
         yield client
-
-
-def claimed(node: SimulatedNode) -> list[str]:
-    """The names of the vGPUs of containers."""
-    with node.link() as link:
-        return [vgpu.name or "" for vgpu in link.list() if vgpu.claim is not None and vgpu.claim.kind == "container"]
 
 
 def said(answer: httpx.Response, status: int, code: ErrorCode) -> str:
@@ -193,17 +141,24 @@ def test_a_container_stops_starts_again_and_goes(api: httpx.Client, engine: Fake
 def test_what_the_engine_refuses_is_said_and_leaves_no_vgpu(
     api: httpx.Client, engine: FakeEngine, node: SimulatedNode
 ) -> None:
-    engine.refuses = {".*/create": (404, "No such image: example/train:1")}
-    told = said(api.post("containers", json={"image": "train"}), 404, ErrorCode.NOT_FOUND)
-    assert "the container engine refuses: No such image: example/train:1" in told
-    assert "docker pull example/train:1" in told
-    assert claimed(node) == []
     engine.refuses = {".*/create": (409, "the name is in use")}
-    said(api.post("containers", json={"image": "train"}), 409, ErrorCode.IN_USE)
+    told = said(api.post("containers", json={"image": "train"}), 409, ErrorCode.IN_USE)
+    assert "the container engine refuses: the name is in use" in told
+    assert claimed(node) == []
     engine.refuses = {".*/start": (500, "OCI runtime error")}
     assert "OCI runtime error" in said(api.post("containers", json={"image": "train"}), 503, ErrorCode.UNAVAILABLE)
     assert engine.containers == {}
     assert claimed(node) == []
+
+
+@pytest.mark.parametrize("podman", [False, True], ids=["docker", "podman"])
+def test_an_image_that_the_engine_lacks_is_not_pulled(api: httpx.Client, engine: FakeEngine, podman: bool) -> None:
+    engine.podman = podman
+    engine.images.remove("example/train:1")
+    told = said(api.post("containers", json={"image": "train"}), 404, ErrorCode.NOT_FOUND)
+    assert "does not have the image example/train:1" in told
+    assert "docker pull example/train:1" in told
+    assert engine.asked == []
 
 
 def test_a_node_without_room_is_asked_no_further(api: httpx.Client, engine: FakeEngine, node: SimulatedNode) -> None:

@@ -43,6 +43,20 @@ class EngineApi:
         listed = await self._ask("GET", "/containers/json", params={"all": "true"})
         return [_read(one) for one in listed]
 
+    async def check_image(self, image: str) -> None:
+        """``VgpuError`` (not found): the engine does not have it. Nothing is pulled for a page."""
+        path = f"/v4.0.0/libpod/images/{image}/exists" if await self.is_podman() else f"/images/{image}/json"
+        try:
+            await self._ask("GET", path)
+        except VgpuError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+            raise VgpuError(
+                ErrorCode.NOT_FOUND,
+                f"the container engine does not have the image {image}",
+                f"pull it with the engine's own command: docker pull {image}",
+            ) from error
+
     async def create(
         self, name: str, image: ImageConfig, labels: Mapping[str, str], volumes: Sequence[str], gpu_uuid: str
     ) -> str:
@@ -51,13 +65,7 @@ class EngineApi:
             path, body = "/v4.0.0/libpod/containers/create", podman_body(name, image, labels, volumes, gpu_uuid)
         else:
             path, body = "/containers/create", docker_body(image, labels, volumes, gpu_uuid)
-        try:
-            return str((await self._ask("POST", path, params={"name": name}, json=body))["Id"])
-        except VgpuError as error:
-            if error.code is not ErrorCode.NOT_FOUND:
-                raise
-            hint = f"pull it with the engine's own command: docker pull {image.image}"
-            raise VgpuError(ErrorCode.NOT_FOUND, error.message, hint) from error
+        return str((await self._ask("POST", path, params={"name": name}, json=body))["Id"])
 
     async def start(self, container_id: str) -> None:
         await self._ask("POST", f"/containers/{container_id}/start")

@@ -113,6 +113,7 @@ class Containers:
             raise VgpuError(ErrorCode.NOT_FOUND, f"there is no image {wanted.image!r} to start", there_are)
         refuse_like_id(wanted.name)
         name = wanted.name or f"{wanted.image[:56]}-{secrets.token_hex(3)}"
+        await self.engine.check_image(image.image)
         self._keepers = [process for process in self._keepers if process.poll() is None]
         kept = await trio.to_thread.run_sync(self._make, image, name)
         labels = {LABEL: kept.vgpu.vgpu_id, ENTRY_LABEL: wanted.image}
