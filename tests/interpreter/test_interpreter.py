@@ -20,7 +20,7 @@ STARTS = {
     "gpuserver/device/nvidia/checkpoint.py": ["gpuserver.device.nvidia.checkpoint"],
     "gpuserver/runtime/lifecycle/template.py": ["vgpu.broker", "vgpu.broker.template"],
     "vgpu/ctl/entry.py": ["vgpu.ctl"],
-    "vgpu/ctl/integrations/container.py": ["vgpu.integrations.keeper"],
+    "vgpu/integrations/keeper.py": ["vgpu.integrations.keeper"],
     "vgpu/node/starting.py": ["vgpu.node"],
     "vgpu/ctl/systemd.py": ["", "vgpu.ctl"],
     "vgpu/node/servers.py": ["gpuserver"],
