@@ -20,9 +20,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from vgpu.bounds import BoundedRequest
 from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.http.listening import split_address
+from vgpu.integrations.engines import socket_path
 from vgpu.limits import Limits
 from vgpu.retired import CONFIG_KEYS, instead, renewed
-from vgpu.spec import PeriodNs, WindowNs
+from vgpu.spec import Memory, Name, Percent, PeriodNs, VgpuSpec, WindowNs
 from vgpu.units import parse_bytes, parse_duration_ns
 
 ModeName = Literal["auto", "spatial", "temporal"]
@@ -76,9 +77,41 @@ class ServeConfig(_Section):
 
 
 class ListenConfig(_Section):
-    """``[metrics]``, ``[dashboard]``: where it listens; None is the command's own default."""
+    """``[metrics]``, and a part of ``[dashboard]``: where it listens; None is the command's own default."""
 
     listen: Annotated[str, AfterValidator(_address)] | None = None
+
+
+def _socket(text: str) -> str:
+    socket_path(text)
+    return text
+
+
+def _image(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][\w./:@-]*", text, re.ASCII):
+        raise ValueError(f"{text!r} is not the name of an image: write example/train:1")
+    return text
+
+
+class DashboardConfig(ListenConfig):
+    """``[dashboard]``. ``containers``: the socket of a container engine, as ``unix:///run/docker.sock``; None: off."""
+
+    containers: Annotated[str, AfterValidator(_socket)] | None = None
+
+
+class ImageConfig(_Section):
+    """``[image.NAME]``: what the dashboard may start as a container, and the size of its vGPU. ``mode`` None: a GPU of
+    any mode; ``network`` None: as the engine does it."""
+
+    image: Annotated[str, Field(max_length=512), AfterValidator(_image)]
+    command: tuple[str, ...] = ()
+    sm_percent: Percent = Field(alias="sm")
+    memory_bytes: Memory | None = Field(None, alias="mem")
+    mode: Literal["spatial", "temporal"] | None = None
+    network: Literal["bridge", "host", "none"] | None = None
+
+    def spec(self, name: str) -> VgpuSpec:
+        return VgpuSpec(sm_percent=self.sm_percent, memory_bytes=self.memory_bytes, name=name)
 
 
 class Config(_Section):
@@ -87,7 +120,8 @@ class Config(_Section):
     serve: ServeConfig = ServeConfig()
     gpu: dict[Annotated[int, Field(ge=0, lt=MOST_GPUS)], GpuConfig] = Field(default_factory=dict)
     metrics: ListenConfig = ListenConfig()
-    dashboard: ListenConfig = ListenConfig()
+    dashboard: DashboardConfig = DashboardConfig()
+    image: dict[Name, ImageConfig] = Field(default_factory=dict)
     limits: Limits = Limits()
 
     def with_options(self, **options: Any) -> Config:
@@ -205,8 +239,14 @@ def retired(text: str) -> list[Problem]:
 
 
 def known_keys(*sections: str) -> list[str]:
-    """The keys that ``sections`` may have (a GPU's index stands for that of any GPU)."""
-    of_section: dict[str, type[BaseModel]] = {"gpu": GpuConfig, "serve": ServeConfig, "limits": Limits}
+    """The keys that ``sections`` may have (a GPU's index stands for that of any GPU, an image's name for any)."""
+    of_section: dict[str, type[BaseModel]] = {
+        "gpu": GpuConfig,
+        "serve": ServeConfig,
+        "limits": Limits,
+        "dashboard": DashboardConfig,
+        "image": ImageConfig,
+    }
     model = of_section.get(sections[0], ListenConfig) if sections else Config
     return [field.alias or name for name, field in model.model_fields.items()]
 

@@ -67,6 +67,7 @@ def in_plain_words(complaint: str) -> str:
 _PLAIN: Final = (
     ("Value error, ", ""),
     ("Input should be ", "should be "),
+    ("Field required", "is missing"),
     (r"a valid integer(, (unable to|got a) [\w ]+)?", "a whole number"),
     (r"a valid number(, unable to [\w ]+)?", "a number"),
     (r"a valid boolean(, unable to [\w ]+)?", "true or false"),

@@ -30,6 +30,14 @@ window = "2ms"
 
 [dashboard]
 listen = "127.0.0.1:7080"
+containers = "unix:///run/docker.sock"
+[image.train]
+image = "example/train:1"
+command = ["python", "train.py"]
+sm = "30%"
+mem = "8G"
+mode = "spatial"
+network = "none"
 [metrics]
 listen = "[::1]:0"
 """
@@ -54,13 +62,17 @@ def test_every_key_is_read_in_plain_units() -> None:
     assert config.serve.host_memory_bytes == 64 << 30
     assert config.gpu[1].mode == "spatial"
     assert config.dashboard.listen == "127.0.0.1:7080"
+    assert config.dashboard.containers == "unix:///run/docker.sock"
+    train = config.image["train"]
+    assert (train.sm_percent, train.memory_bytes, train.command) == (30.0, 8 << 30, ("python", "train.py"))
+    assert train.spec("first").name == "first"
 
 
 def test_the_example_speaks_of_every_key_and_says_what_holds_anyway() -> None:
     text = shipped("config.toml").read_text()
     assert parsed(text) == Config()
     spoken = parsed(re.sub(r"^# (?=\[|\w+ = )", "", text, flags=re.M))
-    for model in (spoken.serve, spoken.gpu[1], spoken.dashboard, spoken.metrics, spoken.limits):
+    for model in (spoken.serve, spoken.gpu[1], spoken.dashboard, spoken.image["train"], spoken.metrics, spoken.limits):
         assert model.model_fields_set == set(type(model).model_fields)
 
 
@@ -82,6 +94,15 @@ def test_the_example_speaks_of_every_key_and_says_what_holds_anyway() -> None:
         ("[serve]\ngpus = 3", 2, "serve.gpus: should be a list"),
         ("[dashboard]\nlisten = 5", 2, "dashboard.listen: should be a text"),
         ("[metrics]\nlisten = '::1:9835'", 2, "metrics.listen: '::1:9835' is not an address"),
+        ("[dashboard]\ncontainers = 'tcp://h:1'", 2, "dashboard.containers: 'tcp://h:1' is no socket of an engine"),
+        ("[image.a]\nimage = 'x'", 1, "image.a.sm: is missing"),
+        ("[image.a]\nsm = 30\nimage = '-v /:/host'", 3, "image.a.image: '-v /:/host' is not the name of an image"),
+        (
+            "[image.a]\nsm = 30\nimage = 'x'\nvolumes = []",
+            4,
+            "[image.a] has no 'volumes'; there are image, command, sm",
+        ),
+        ("[image.'a b']\nsm = 30\nimage = 'x'", 1, "image.a b: 'a b' is not a name"),
         ("[serve]\nmode = ", 2, "this is not TOML"),
     ],
 )
@@ -192,6 +213,6 @@ def test_serve_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_known_keys_are_those_of_the_models() -> None:
-    assert known_keys() == ["serve", "gpu", "metrics", "dashboard", "limits"]
+    assert known_keys() == ["serve", "gpu", "metrics", "dashboard", "image", "limits"]
     assert known_keys("gpu", "0") == ["mode", "period", "window"]
     assert known_keys("metrics") == ["listen"]

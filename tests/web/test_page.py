@@ -9,37 +9,22 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
-from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
+from tests.integration.node import SimulatedNode, eventually
+from tests.web import browsing
 from tests.web.conftest import Dashboard
 from vgpu.spec import VgpuSpec
 
-CHROMIUM = Path("/usr/bin/chromium")
-ARGUMENTS = [
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-]
-PHONE = {"width": 360, "height": 740}
-
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not CHROMIUM.exists(), reason="Chromium is not installed: apt-get install chromium"),
-]
+pytestmark = browsing.MARKS
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+    with browsing.launched() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -50,21 +35,8 @@ def complaints() -> list[str]:
 
 @pytest.fixture(scope="module")
 def page(browser: Browser, dashboard: Dashboard, complaints: list[str]) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": 1400, "height": 900}, reduced_motion="reduce")
-    context.set_default_timeout(PATIENCE_S * 1000)
-    expect.set_options(timeout=PATIENCE_S * 1000)
-    page = context.new_page()
-    page.on(
-        "console",
-        lambda said: complaints.append(f"{said.text} {said.location['url']}") if said.type == "error" else None,
-    )
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "request", lambda request: None if request.url.startswith(dashboard.url) else complaints.append(request.url)
-    )
-    page.goto(dashboard.printed)
-    yield page
-    context.close()
+    with browsing.opened(browser, dashboard, complaints) as page:
+        yield page
 
 
 def row(page: Page, name: str) -> Locator:
@@ -356,10 +328,10 @@ def test_forty_rows_are_sorted_grouped_and_fit_the_window(page: Page, node: Simu
         expect(page.locator("body")).to_have_attribute("data-rows", "full")
         page.locator("#group").select_option("nothing")
         page.locator("#order").select_option("age")
-        page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+        page.set_viewport_size(browsing.PHONE)  # type: ignore[arg-type]
         page.keyboard.press("c")
         expect(page.locator("body")).to_have_attribute("data-rows", "compact")
-        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        assert page.evaluate("document.documentElement.scrollWidth") <= browsing.PHONE["width"]
         page.set_viewport_size(before)
         for vgpu_id in made:
             link.remove(vgpu_id)
@@ -401,7 +373,7 @@ def test_the_figures_of_a_gpu_stand_in_one_row(page: Page) -> None:
     before = page.viewport_size
     assert before is not None
     gpu = page.locator(".gpu").first.element_handle()
-    for width, rows in ((1760, 1), (1400, 1), (1280, 1), (1024, 1), (900, 2), (PHONE["width"], 3)):
+    for width, rows in ((1760, 1), (1400, 1), (1280, 1), (1024, 1), (900, 2), (browsing.PHONE["width"], 3)):
         page.set_viewport_size({"width": width, "height": 900})
         assert page.evaluate(ROWS_OF_FIGURES, [gpu, LONGEST]) == [rows, True], width
     page.set_viewport_size(before)
@@ -412,9 +384,9 @@ def test_the_figures_of_a_gpu_stand_in_one_row(page: Page) -> None:
 def test_a_phone_needs_no_scrolling_to_the_side(page: Page) -> None:
     before = page.viewport_size
     assert before is not None
-    page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+    page.set_viewport_size(browsing.PHONE)  # type: ignore[arg-type]
     expect(row(page, "web-made")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+    assert page.evaluate("document.documentElement.scrollWidth") <= browsing.PHONE["width"]
     page.set_viewport_size(before)
 
 

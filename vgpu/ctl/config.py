@@ -31,6 +31,12 @@ _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.con
 
     [dashboard]
     listen = "127.0.0.1:7080"
+    containers = "unix:///run/docker.sock"
+
+    [image.train]            # the dashboard may start it
+    image = "example/train:1"
+    sm = 30
+    mem = "8G"
 
     [metrics]
     listen = "127.0.0.1:9835"
@@ -124,6 +130,10 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
                 yield f"gpu.{index}.{key}", getattr(config.serve, name), f"serve.{key}"
             else:
                 yield f"gpu.{index}.{key}", value, loaded.source("gpu", str(index), key)
+    for name, image in config.image.items():
+        for field_name, field in type(image).model_fields.items():
+            key = field.alias or field_name
+            yield f"image.{name}.{key}", getattr(image, field_name), loaded.source("image", name, key)
     paths = NodePaths.from_environment()
     for key, variable in (("runtime", "VGPU_RUNTIME_DIR"), ("state", "VGPU_STATE_DIR")):
         yield f"{key} directory", str(getattr(paths, key)), f"${variable}" if os.environ.get(variable) else "default"
@@ -135,6 +145,11 @@ _UNSET = {
     "period": "as set last",
     "window": "as set last",
     "listen": "the command's own",
+    "containers": "none",
+    "command": "the image's own",
+    "mem": "the same part as sm",
+    "mode": "any",
+    "network": "the engine's own",
 }
 """What holds where a value is None, by the whole key or by its last part."""
 
@@ -143,11 +158,11 @@ def _shown(key: str, value: Any) -> str:
     from vgpu.units import format_bytes, format_duration
 
     last = key.rpartition(".")[2]
-    if value is None:
+    if value is None or value == ():
         return _UNSET.get(key) or _UNSET.get(last, "")
     if last in {"period", "window"}:
         return format_duration(value)
-    if last == "host_memory":
+    if last in {"host_memory", "mem"}:
         return format_bytes(value)
     return ", ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 

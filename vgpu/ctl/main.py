@@ -55,11 +55,11 @@ def everywhere(
 
 
 def listening(section: str) -> dict[str, dict[str, str]] | None:
-    """What takes the place of the default of ``--listen``, where the configuration file says something."""
+    """What takes the place of defaults of the command's options, where the configuration file says something."""
     from vgpu.config import load
 
-    address = getattr(load().config, section).listen
-    return {section: {"listen": address}} if address else None
+    given = getattr(load().config, section).model_dump(exclude_none=True)
+    return {section: given} if given else None
 
 
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]

@@ -1,13 +1,13 @@
-"""Container engines by their own command line: docker, podman, nerdctl."""
+"""Container engines: docker, podman, nerdctl by their own command line, and each by the socket of its HTTP API."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from vgpu.errors import ErrorCode, VgpuError
 
@@ -55,6 +55,55 @@ class Engine:
         except (OSError, subprocess.TimeoutExpired):
             return None
         return asked.stdout.split() if asked.returncode == 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class SocketEngine(Engine):
+    """``path``: of its socket, as ``unix:///run/docker.sock``. Docker and podman answer alike there."""
+
+    def containers(self, vgpu_id: str) -> list[str] | None:
+        # The standard library: a keeper lives as long as its container, and httpx would double its memory.
+        import http.client
+        import json
+        import socket
+        from urllib.parse import quote
+
+        class Connection(http.client.HTTPConnection):
+            def connect(self) -> None:
+                self.sock = socket.socket(socket.AF_UNIX)
+                self.sock.settimeout(ANSWER_S)
+                self.sock.connect(path)
+
+        path = socket_path(self.path)
+        connection = Connection("engine")
+        try:
+            filters = quote(json.dumps({"label": [f"{LABEL}={vgpu_id}"]}))
+            connection.request("GET", f"/containers/json?all=true&filters={filters}")
+            answer = connection.getresponse()
+            listed = json.loads(answer.read())
+            return [name_of(one) for one in listed] if answer.status == 200 else None
+        except (OSError, http.client.HTTPException, ValueError):
+            return None
+        finally:
+            connection.close()
+
+
+def name_of(listed: Mapping[str, Any]) -> str:
+    """Of a container, as the API lists it."""
+    return str((listed.get("Names") or [listed["Id"][:12]])[0]).removeprefix("/")
+
+
+def socket_path(text: str) -> str:
+    """The path in ``unix:///PATH``. ``ValueError``: it is something else."""
+    scheme, _, path = text.partition("://")
+    if scheme != "unix" or not Path(path).is_absolute() or not path.isprintable():
+        raise ValueError(f"{text!r} is no socket of an engine: write unix:///run/docker.sock")
+    return path
+
+
+def at(path: str) -> Engine:
+    """The engine whose command or socket this is."""
+    return SocketEngine(path) if path.startswith("unix://") else Engine(path)
 
 
 def find(wanted: str = "") -> Engine:

@@ -1,29 +1,51 @@
 """Keeps a vGPU for as long as the engine has its container.
 
-``vgpuctl container run`` forks the keeper, writes the vGPU's id to its pipe, and closes that when the engine has
-ended. A keeper whose container still exists becomes ``python -m vgpu.integrations.keeper ENGINE VGPU``, and compares
-levels, every few seconds: does the engine have a container with this vGPU? No single message can be lost. After the
-keeper's own death ``vgpuctl container ls`` does the same.
+A program that makes a container starts the keeper: by ``fork``, or by ``spawn`` if it has threads, as the dashboard.
+``make`` makes the vGPU and writes its id to the keeper's pipe. The program closes the pipe once the engine has the
+container. From then on the keeper compares levels, every few seconds: does the engine have a container with this vGPU?
+No single message can be lost. After the keeper's own death ``vgpuctl container ls`` does the same.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
 from client_hook import interpreter
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.integrations.engines import Engine
+from vgpu.integrations.engines import Engine, at
 
 if TYPE_CHECKING:
+    from vgpu.api.link import Link, Reading
     from vgpu.protocol.messages import VgpuStatus
 
 LOOK_S: Final = 3.0
 ENGINE: Final = "engine"
 KEEPER: Final = "keeper"
 """Labels of the claim: the engine's command, and the keeper as ``PID:START``."""
+
+
+def make(
+    link: Link, spec: Mapping[str, Any], gpu: str, engine: Engine, keeper: int, pipe: int
+) -> tuple[Reading, list[str]]:
+    """A vGPU and its volumes for a container, with fields of a ``VgpuSpec``. ``keeper``, ``pipe``: the keeper's pid and
+    pipe. It has the id before the node keeps the vGPU."""
+    request, uid = uuid4().hex, spec.get("name") or uuid4().hex
+    claim = {"kind": "container", "uid": uid, "labels": labels_of(engine, keeper)}
+    wanted = {"spec": dict(spec), "gpu": gpu, "attach": "mount", "claim": claim, "lifetime": "kept"}
+    vgpu = link.change("create", **wanted, request_id=request)
+    volumes = link.ask("inspect", vgpu=vgpu["vgpu_id"])["mounts"]
+    if not volumes:
+        reason = "the node could not copy the hook for containers"
+        raise VgpuError(ErrorCode.UNAVAILABLE, reason, "vgpuctl logs says why")
+    os.write(pipe, vgpu["vgpu_id"].encode())
+    link.change("confirm", request_id=request)
+    return vgpu, list(volumes)
 
 
 def labels_of(engine: Engine, keeper_pid: int) -> dict[str, str]:
@@ -37,7 +59,7 @@ def engine_of(vgpu: VgpuStatus) -> Engine | None:
     """The engine whose container has this vGPU; None: it is no vGPU of a container."""
     if vgpu.claim is None or vgpu.claim.kind != "container" or ENGINE not in vgpu.claim.labels:
         return None
-    return Engine(vgpu.claim.labels[ENGINE])
+    return at(vgpu.claim.labels[ENGINE])
 
 
 def is_kept(vgpu: VgpuStatus) -> bool:
@@ -64,7 +86,14 @@ def remove(vgpu_id: str) -> None:
         time.sleep(LOOK_S)
 
 
-def start(engine: Engine) -> tuple[int, int]:
+def spawn(engine: Engine) -> subprocess.Popen[bytes]:
+    """A keeper in an interpreter of its own; its stdin is the pipe."""
+    command = interpreter.command("vgpu.integrations.keeper", engine.path)
+    environment = interpreter.environment(os.environ)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+
+
+def fork(engine: Engine) -> tuple[int, int]:
     """A keeper that outlives this process, and a signal to its process group: its pid, and the end of its pipe where
     this process writes the vGPU's id. This process has one thread, so the keeper needs no interpreter of its own."""
     theirs, ours = os.pipe()
@@ -98,7 +127,12 @@ def _stand_by(engine: Engine, pipe: int) -> None:
 
 
 def main() -> None:
-    engine, vgpu_id = Engine(sys.argv[1]), sys.argv[2]
+    """With the vGPU as second argument it keeps that; without, it stands by at its stdin first."""
+    engine = at(sys.argv[1])
+    if len(sys.argv) == 2:
+        _stand_by(engine, 0)
+        return
+    vgpu_id = sys.argv[2]
     while engine.containers(vgpu_id) != []:
         time.sleep(LOOK_S)
     remove(vgpu_id)

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from client_hook.environment import Attachment, Changes, Simulation, hook_to_preload, is_hook, simulation_libraries
+from client_hook.environment import Attachment, Changes, Simulation, hook_to_preload, simulation_libraries
 from client_hook.errors import HookError
+from client_hook.path_rules import is_hook
 from vgpu.api.handle import Vgpu
 from vgpu.api.link import open_link
 from vgpu.errors import ErrorCode, VgpuError

@@ -11,15 +11,10 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
-from uuid import uuid4
 
 from client_hook.launcher import Supervision
-from vgpu.api.link import Reading, open_link_for_vgpu
-from vgpu.errors import ErrorCode, VgpuError
-from vgpu.integrations import engines
-from vgpu.integrations.engines import Engine
-from vgpu.integrations.keeper import labels_of, remove
-from vgpu.integrations.keeper import start as start_keeper
+from vgpu.api.link import open_link_for_vgpu
+from vgpu.integrations import engines, keeper
 
 
 def run(spec: Mapping[str, Any], gpu: str, engine: str, words: Sequence[str], *, detach: bool) -> int:
@@ -30,16 +25,17 @@ def run(spec: Mapping[str, Any], gpu: str, engine: str, words: Sequence[str], *,
     found = engines.find(engine)
     name = spec.get("name")
     given = [*(["--detach"] if detach else []), *([f"--name={name}"] if name else []), *words]
-    keeper, pipe = start_keeper(found)
+    pid, pipe = keeper.fork(found)
     try:
-        vgpu, volumes = _make(spec, gpu, found, keeper, pipe)
+        with open_link_for_vgpu() as link:
+            vgpu, volumes = keeper.make(link, spec, gpu, found, pid, pipe)
         vgpu_id, uuid = vgpu["vgpu_id"], "" if vgpu["simulated"] else vgpu["gpu_uuid"]
         with Supervision() as supervision:
             code = supervision.run(found.run_command(given, vgpu_id, volumes, uuid), dict(os.environ))
         containers = found.containers(vgpu_id)
         if containers == [] or (containers is None and code):
-            os.kill(keeper, signal.SIGKILL)
-            remove(vgpu_id)
+            os.kill(pid, signal.SIGKILL)
+            keeper.remove(vgpu_id)
     finally:
         os.close(pipe)
     if containers and not detach:
@@ -48,19 +44,3 @@ def run(spec: Mapping[str, Any], gpu: str, engine: str, words: Sequence[str], *,
             file=sys.stderr,
         )
     return code
-
-
-def _make(spec: Mapping[str, Any], gpu: str, engine: Engine, keeper: int, pipe: int) -> tuple[Reading, Sequence[str]]:
-    """The vGPU and its mounts. The keeper has it before the node keeps it."""
-    request = uuid4().hex
-    claim = {"kind": "container", "uid": spec.get("name") or uuid4().hex, "labels": labels_of(engine, keeper)}
-    wanted = {"spec": dict(spec), "gpu": gpu, "attach": "mount", "claim": claim}
-    with open_link_for_vgpu() as link:
-        vgpu = link.change("create", **wanted, request_id=request, lifetime="kept")
-        volumes = link.ask("inspect", vgpu=vgpu["vgpu_id"])["mounts"]
-        if not volumes:
-            reason = "the node could not copy the hook for containers"
-            raise VgpuError(ErrorCode.UNAVAILABLE, reason, "vgpuctl logs says why")
-        os.write(pipe, vgpu["vgpu_id"].encode())
-        link.change("confirm", request_id=request)
-    return vgpu, volumes

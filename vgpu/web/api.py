@@ -102,11 +102,13 @@ class GpuChanges(BoundedRequest):
 
 
 class Labels(Bounded):
-    """``users``: names by uid. ``commands``: the command line of the first program, by vGPU."""
+    """``users``: names by uid. ``commands``: the command line of the first program, by vGPU. ``engine``: the socket of
+    the container engine; "": the dashboard shows no containers."""
 
     host: str
     users: dict[str, str]
     commands: dict[str, str]
+    engine: str = ""
 
 
 def named(vgpus: Iterable[VgpuStatus], attached: Iterable[ProcessReading]) -> Labels:
@@ -128,8 +130,8 @@ REFUSALS: Final[dict[int | str, dict[str, Any]]] = {
 VgpuQuery = Annotated[str, Query(description="Id, unambiguous prefix of one, or name; all without it.")]
 
 
-def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
-    """Its routes, for the node at ``control_socket``."""
+def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = "") -> APIRouter:
+    """Its routes, for the node at ``control_socket``. ``engine``: as in ``Labels``."""
     router = APIRouter(prefix="/api/v1", responses=REFUSALS)
 
     async def node(request: Request, model: type[AnyModel]) -> AnyModel:
@@ -194,7 +196,8 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines) -> APIRouter:
         """What the page calls things: this machine, the owners of vGPUs, and what runs in each of them."""
         vgpus = (await node(List(), VgpuList)).vgpus
         attached = (await node(Processes(vgpu=""), ProcessList)).processes
-        return await trio.to_thread.run_sync(named, vgpus, attached)
+        found = await trio.to_thread.run_sync(named, vgpus, attached)
+        return found.model_copy(update={"engine": engine})
 
     @router.get("/processes", tags=["vGPUs"])
     async def processes(vgpu: VgpuQuery = "") -> tuple[ProcessReading, ...]:

@@ -26,9 +26,15 @@ OF_STATUS: Final = {404: ErrorCode.NOT_FOUND, 405: ErrorCode.INVALID}
 
 
 def application(
-    control_socket: Path, feed: Feed, timelines: Timelines, rules: Rules, routers: Sequence[APIRouter] = ()
+    control_socket: Path,
+    feed: Feed,
+    timelines: Timelines,
+    rules: Rules,
+    routers: Sequence[APIRouter] = (),
+    engine: str = "",
 ) -> Guard:
-    """An ASGI application. ``routers``: more of a node's, served beside the API and under the same rules."""
+    """An ASGI application. ``routers``: more of a node's, served beside the API and under the same rules. ``engine``:
+    the socket of the container engine that one of them reaches."""
     app = FastAPI(
         title="st-vgpu",
         version=software_version(),
@@ -37,7 +43,7 @@ def application(
         docs_url=None,
         redoc_url=None,
     )
-    app.include_router(api(control_socket, feed, timelines))
+    app.include_router(api(control_socket, feed, timelines, engine))
     for router in routers:
         app.include_router(router)
     _add_pages(app)

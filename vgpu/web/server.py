@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import trio
 from fastapi import APIRouter
 
+from vgpu.config import ImageConfig
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.http.serving import serve_http
 from vgpu.limits import DEFAULT_LIMITS, Limits
@@ -59,11 +61,18 @@ async def serve(
     ready: Callable[[], None],
     routers: Sequence[APIRouter] = (),
     limits: Limits = DEFAULT_LIMITS,
+    engine: str = "",
+    images: Mapping[str, ImageConfig] = MappingProxyType({}),
 ) -> None:
-    """Until SIGINT or SIGTERM. Takes ``listening`` over; ``ready`` is called once connections are answered."""
+    """Until SIGINT or SIGTERM. Takes ``listening`` over; ``ready`` is called once connections are answered.
+    ``engine``: the socket of a container engine; "": no containers. ``images``: what may be started there."""
     feed = Feed(control_socket)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(feed.run)
-        app = application(control_socket, feed, Timelines(control_socket, nursery), rules, routers)
+        if engine:
+            from vgpu.web.containers.routes import Containers, routes
+
+            routers = [*routers, routes(Containers(engine, images, control_socket, feed, nursery))]
+        app = application(control_socket, feed, Timelines(control_socket, nursery), rules, routers, engine)
         await serve_http(app, listening, ready, STOP_S, limits)
         nursery.cancel_scope.cancel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -24,11 +25,22 @@ def dashboard(
     no_token: Annotated[
         bool, typer.Option("--no-token", help="Let in every user of this machine; loopback addresses only.")
     ] = False,
+    containers: Annotated[
+        str,
+        typer.Option(
+            metavar="SOCKET",
+            help="Show the containers of this engine, too, as unix:///run/docker.sock; "
+            "start those of [image.NAME] in the configuration file.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
     """Show the node in a browser, and serve its HTTP API. The token gives all your rights at the node."""
     from vgpu import extras
 
     extras.need("dashboard", "web", "fastapi", "hypercorn", "prometheus_client", "swagger_ui_bundle")
+    if containers:
+        extras.need("dashboard --containers", "containers", "httpx")
     import trio
 
     from vgpu import logs
@@ -40,13 +52,19 @@ def dashboard(
     from vgpu.web.guard import Rules
     from vgpu.web.server import serve, token_from
 
-    address, limits = parse_address(listen, EXAMPLE), load().config.limits
+    address, config = parse_address(listen, EXAMPLE), load().config
     if no_token and not address.local:
         raise VgpuError(
             ErrorCode.INVALID, f"--no-token would let in every user that reaches {listen}", f"--listen {EXAMPLE}"
         )
     if no_token and token_file is not None:
         raise VgpuError(ErrorCode.INVALID, "--no-token and --token-file contradict each other", "leave one out")
+    if containers and no_token:
+        raise VgpuError(
+            ErrorCode.INVALID, "--no-token and --containers: each program here would be as root", "leave one out"
+        )
+    if containers:
+        _check_engine(containers)
     control_socket = NodePaths.from_environment().control_socket
     token = None if no_token else token_from(token_file)
     logs.to_stderr("dashboard")
@@ -61,10 +79,27 @@ def dashboard(
             webbrowser.open(url)
 
     rules = Rules(token, address.local, address.port)
+    served = partial(serve, limits=config.limits, engine=containers, images=config.image)
     try:
-        trio.run(serve, control_socket, listening, rules, ready, [router(control_socket)], limits)
+        trio.run(served, control_socket, listening, rules, ready, [router(control_socket)])
     except BaseExceptionGroup as group:  # stdout takes no more
         raise cause_of(group) from group
+
+
+def _check_engine(address: str) -> None:
+    """``VgpuError``: no engine answers there."""
+    from vgpu.integrations.engines import SocketEngine, socket_path
+
+    try:
+        path = socket_path(address)
+    except ValueError as error:
+        raise VgpuError(ErrorCode.INVALID, f"--containers: {error}") from None
+    if SocketEngine(address).containers("") is None:
+        raise VgpuError(
+            ErrorCode.UNREACHABLE,
+            f"--containers: no container engine answers at {path}",
+            "start its service: systemctl start docker, or: systemctl start podman.socket",
+        )
 
 
 def register(app: typer.Typer) -> None:

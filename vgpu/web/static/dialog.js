@@ -102,8 +102,9 @@ export class Dialog {
     set(this.go, "aria-busy", "true");
     this.refuse(null);
     try {
-      await submit();
+      const next = await submit();
       this.node.close();
+      next?.focus(); // else the browser goes back to where the focus was
     } catch (error) {
       this.refuse(error);
     } finally {

@@ -1,6 +1,8 @@
 // The page: what the node says goes to its parts, once per frame; keys and buttons.
 
+import { Containers } from "/static/containers.js";
 import { Dialogs } from "/static/dialogs.js";
+import { hueOf } from "/static/colour.js";
 import { $, el, keyed, say, set, show } from "/static/dom.js";
 import { EventsList } from "/static/events.js";
 import { clock } from "/static/format.js";
@@ -18,7 +20,7 @@ const SIGNS = { system: "◐", light: "☀", dark: "☾" };
 
 const gpus = new Map();
 const dirty = new Set();
-let labels = { host: "", users: {}, commands: {} };
+let labels = { host: "", users: {}, commands: {}, engine: "" };
 let labelled = { atMs: -LABELS_MS, of: "" };
 let past = null;
 let toasting;
@@ -29,6 +31,8 @@ const page = {
   pastOf,
   userOf: (vgpu) => labels.users[vgpu.owner_uid] ?? String(vgpu.owner_uid),
   commandOf: (vgpu) => labels.commands[vgpu.vgpu_id] ?? "",
+  containerOf: (vgpu) => containers.of(vgpu.vgpu_id),
+  hueOf: (vgpu) => hueOf(gpus.get(vgpu.gpu_index)?.places.get(vgpu.vgpu_id) ?? 0),
   rowGone: (row) => gpus.forEach((gpu) => gpu.seen.unobserve(row.node)),
   copy,
   act,
@@ -37,6 +41,7 @@ const page = {
 const dialogs = (page.dialogs = new Dialogs(page));
 page.sharing = new Sharing(page);
 page.view = new View(page.userOf, () => mark("filter"));
+const containers = new Containers(page);
 const events = new EventsList();
 const node = new Node(mark);
 
@@ -77,6 +82,7 @@ function drawSnapshot() {
     gpus.get(gpu.index).draw(gpu, own, fits, snapshot.at_unix_s);
   }
   if (first && !page.view.compact) gpus.get(snapshot.gpus.find((gpu) => gpu.vgpus > 0)?.index)?.showTimeline(true);
+  containers.draw();
   const simulated = snapshot.gpus.some((gpu) => gpu.simulated);
   show($("node-is"), simulated);
   say(document.querySelector("title"), `${labels.host ? `${labels.host} · ` : ""}${simulated ? "simulated · " : ""}vGPU: ${snapshot.vgpus.length} on ${snapshot.gpus.length === 1 ? "1 GPU" : `${snapshot.gpus.length} GPUs`}`);
@@ -99,13 +105,14 @@ async function label(snapshot) {
   }
   say($("host"), labels.host);
   show($("host"), Boolean(labels.host));
+  containers.told(labels.engine);
   mark("filter");
 }
 
 function filter() {
   const words = $("filter").value.toLowerCase().split(/\s+/).filter(Boolean);
   return (vgpu) => {
-    const text = `${vgpu.name ?? ""} ${vgpu.vgpu_id} ${vgpu.state} ${page.userOf(vgpu)} uid ${vgpu.owner_uid} ${page.commandOf(vgpu)} gpu ${vgpu.gpu_index} ${vgpu.spec.priority}`.toLowerCase();
+    const text = `${vgpu.name ?? ""} ${vgpu.vgpu_id} ${vgpu.state} ${page.userOf(vgpu)} uid ${vgpu.owner_uid} ${page.commandOf(vgpu)} ${page.containerOf(vgpu)} gpu ${vgpu.gpu_index} ${vgpu.spec.priority}`.toLowerCase();
     return words.every((word) => text.includes(word));
   };
 }
@@ -217,6 +224,7 @@ const KEYS = {
   s: () => chosen("order", "Sorted by"),
   g: () => chosen("group", "Grouped by"),
   c: () => page.view.toggle(),
+  d: () => containers.shown && containers.begin(),
   l: () => showTimelines(),
   p: () => gpus.forEach((gpu) => gpu.timeline.pause()),
 };

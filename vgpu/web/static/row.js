@@ -51,7 +51,8 @@ export class Row {
     const [head, tail] = ends(name);
     say(this.head, head);
     say(this.tail, tail);
-    const by = [this.page.userOf?.(vgpu), vgpu.processes ? this.page.commandOf?.(vgpu) : ""].filter(Boolean).join(" · ");
+    const container = this.page.containerOf?.(vgpu);
+    const by = [this.page.userOf?.(vgpu), container && (container === name ? "in a container" : `container ${container}`), vgpu.processes ? this.page.commandOf?.(vgpu) : ""].filter(Boolean).join(" · ");
     say(this.code, by);
     set(this.toggle, "title", [name, vgpu.name ? vgpu.vgpu_id : "", by].filter(Boolean).join("\n"));
     say(this.state, state(vgpu));
