@@ -26,6 +26,7 @@ events_logger = "file"
 default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
 netns = "none"
 """
+_NEWER: Final = Path(__file__).parents[2] / "build/engines/bin"
 _PROGRAMS: Final = ("sh", "env", "sleep")
 _LIBRARIES: Final = Path(extension).parent / "lib"
 
@@ -64,6 +65,11 @@ def podman(folder: Path) -> Path:
     return command
 
 
+def docker_path() -> str:
+    """PATH for Docker: that of ``make engines`` (newer.sh) if it is there, else the machine's."""
+    return os.pathsep.join([str(_NEWER), os.environ["PATH"]]) if _NEWER.exists() else os.environ["PATH"]
+
+
 class Dockerd:
     """Docker's daemon with everything below ``folder``, without networks. Context manager; the value is the path of a
     ``docker`` command of its own."""
@@ -74,19 +80,16 @@ class Dockerd:
         self._log = folder / "dockerd.log"
 
     def __enter__(self) -> Path:
-        places = [
-            "--data-root",
-            self._folder / "data",
-            "--exec-root",
-            self._folder / "exec",
-            "--pidfile",
-            self._folder / "pid",
-        ]
-        words = ["dockerd", "--iptables=false", "--bridge=none", "-H", f"unix://{self._socket}", *places]
+        places = {"--data-root": "data", "--exec-root": "exec", "--pidfile": "pid"}
+        words = ["dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "-H", f"unix://{self._socket}"]
+        words += [str(word) for option, name in places.items() for word in (option, self._folder / name)]
         with self._log.open("wb") as log:
-            self._daemon = subprocess.Popen(list(map(str, words)), stdout=log, stderr=log)
+            environment = os.environ | {"PATH": docker_path()}
+            self._daemon = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
         command = self._folder / "docker"
-        command.write_text(f'#!/bin/sh\nexec {shutil.which("docker")} -H unix://{self._socket} "$@"\n')
+        command.write_text(
+            f'#!/bin/sh\nexec {shutil.which("docker", path=docker_path())} -H unix://{self._socket} "$@"\n'
+        )
         command.chmod(0o755)
         asked = [command, "version"]
         eventually(
@@ -100,6 +103,15 @@ class Dockerd:
         self._daemon.wait(60)
 
 
+def knows_devices(command: Path) -> bool:
+    """Whether the engine takes CDI devices. Docker 28.2 and newer do so by default."""
+    if command.name == "podman":
+        return True
+    asked = [command, "version", "--format", "{{.Server.Version}}"]
+    version = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return int(version.partition(".")[0]) >= 29 or version.startswith(("28.2", "28.3", "28.4", "28.5"))
+
+
 def import_root(docker: Path, root: Path) -> str:
     """The image of ``root``."""
     with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as tar:
@@ -111,7 +123,7 @@ def why_no_docker(folder: Path, probe: Path) -> str:
     """Empty: Docker runs containers here. Else why not."""
     if why := roots.is_possible():
         return why
-    if missing := [name for name in ("docker", "dockerd", "runc") if shutil.which(name) is None]:
+    if missing := [name for name in ("docker", "dockerd", "runc") if shutil.which(name, path=docker_path()) is None]:
         return f"not installed: {', '.join(missing)}"
     with Dockerd(folder) as docker:
         tried = subprocess.run([docker, "info"], capture_output=True, text=True, check=False, timeout=60)

@@ -112,8 +112,14 @@ def place(each_place: Place) -> Iterator[Place]:
     each_place.clear()
 
 
-with_devices = pytest.mark.parametrize("each_place", ["podman"], indirect=True)
-"""Debian's Docker 20.10 knows no CDI devices."""
+@pytest.fixture
+def devices(place: Place) -> Place:
+    if not engines.knows_devices(place.command):
+        pytest.skip("this Docker knows no CDI devices; make engines gets a newer one")
+    return place
+
+
+with_podman = pytest.mark.parametrize("each_place", ["podman"], indirect=True)
 
 
 def said(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -183,43 +189,46 @@ def test_ls_removes_the_vgpu_of_a_container_whose_keeper_died(place: Place) -> N
     assert place.is_empty()
 
 
-# --- podman alone, with CDI devices
+# --- engines alone, with CDI devices
 
 
-@with_devices
 @pytest.mark.parametrize(
     "options",
     [
         (),
         ("--user", "1000"),
         ("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-        ("--read-only",),
         ("--env", "LD_PRELOAD=", "--env", "VGPU_ID="),
     ],
     ids=" ".join,
 )
-def test_a_device_brings_the_vgpu(place: Place, options: tuple[str, ...]) -> None:
-    vgpu = place.create(name="train")
+def test_a_device_brings_the_vgpu(devices: Place, options: tuple[str, ...]) -> None:
+    vgpu = devices.create(name="train")
     for device in (vgpu.vgpu_id, "train"):
-        answer = place.run("--device", f"vgpu.dev/vgpu={device}", *options, command=("/probe", "1024", "8192"))
+        answer = devices.run("--device", f"vgpu.dev/vgpu={device}", *options, command=("/probe", "1024", "8192"))
         assert answer == "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"
 
 
-@with_devices
-def test_two_containers_share_one_vgpu(place: Place) -> None:
-    vgpu = place.create()
+def test_two_containers_share_one_vgpu(devices: Place) -> None:
+    vgpu = devices.create()
     device = ("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
-    holder = ["run", "--name", "holder", "--interactive", "--detach", *device, *place.image]
-    assert place.engine(*holder, "/probe", "6144", "wait").returncode == 0
-    eventually(lambda: "allocated 0" in place.engine("logs", "holder").stdout, "it allocates")
-    assert place.run(*device, command=("/probe", "4096")).endswith("allocated 2")
-    place.engine("kill", "--signal", "KILL", "holder")
-    eventually(lambda: place.run(*device, command=("/probe", "4096")).endswith("allocated 0"), "the memory is back")
+    holder = ["run", "--name", "holder", "--interactive", "--detach", *device, *devices.image]
+    assert devices.engine(*holder, "/probe", "6144", "wait").returncode == 0
+    eventually(lambda: "allocated 0" in devices.engine("logs", "holder").stdout, "it allocates")
+    assert devices.run(*device, command=("/probe", "4096")).endswith("allocated 2")
+    devices.engine("kill", "--signal", "KILL", "holder")
+    eventually(lambda: devices.run(*device, command=("/probe", "4096")).endswith("allocated 0"), "the memory is back")
 
 
-@with_devices
-def test_a_removed_vgpu_is_no_device(place: Place) -> None:
-    vgpu = place.create()
-    with place.node.link() as link:
+def test_a_removed_vgpu_is_no_device(devices: Place) -> None:
+    vgpu = devices.create()
+    with devices.node.link() as link:
         link.remove(vgpu.vgpu_id)
-    assert "unresolvable CDI devices" in place.run("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
+    assert "unresolvable CDI devices" in devices.run("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
+
+
+@with_podman
+def test_a_device_works_in_a_read_only_container(devices: Place) -> None:
+    """Docker makes the mounts of a device read-only there, and programs write to the file of a simulated GPU."""
+    vgpu = devices.create()
+    assert "total 8192" in devices.run("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}", "--read-only")
