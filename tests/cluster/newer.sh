@@ -4,7 +4,7 @@
 set -eu
 directory=$(realpath -m "$1")
 patchelf=${PATCHELF:-patchelf}
-[ ! -x "$directory/bin/dockerd" ] || exit 0
+[ ! -x "$directory/bin/ctr" ] || exit 0
 rm -rf "$directory"
 mkdir -p "$directory"
 # A mirror may be a snapshot whose files have expired.
@@ -13,7 +13,7 @@ mmdebstrap --quiet --variant=extract --aptopt='Acquire::Check-Valid-Until "false
 mkdir "$directory/bin.new"
 libraries=$directory/root/usr/lib/$(uname -m)-linux-gnu
 loader=$(find "$directory"/root/usr/lib64 "$directory"/root/usr/lib -name 'ld-linux-*.so.*' | head -n 1)
-for name in sbin/dockerd bin/containerd bin/containerd-shim-runc-v2 sbin/runc bin/docker; do
+for name in sbin/dockerd bin/containerd bin/containerd-shim-runc-v2 bin/ctr sbin/runc bin/docker; do
     copy=$directory/bin.new/${name##*/}
     cp "$directory/root/usr/$name" "$copy"
     if "$patchelf" --print-interpreter "$copy" >/dev/null 2>&1; then
