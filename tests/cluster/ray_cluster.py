@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from types import TracebackType
@@ -20,6 +21,7 @@ from vgpu.protocol.messages import VgpuStatus
 SIZES = {"one": 2, "two": 1}
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
 _STORE_BYTES = 80 << 20
+_ATTEMPTS = 3
 
 
 def why_no_ray() -> str:
@@ -44,14 +46,26 @@ class RayCluster:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             patch.setenv("RAY_TMPDIR", folder)
             self.nodes = {name: stack.enter_context(SimulatedNode(count)) for name, count in SIZES.items()}
-            self.cluster = Cluster()
+            self._begin(Cluster)
             stack.callback(self.cluster.shutdown)
-            for name in SIZES:
+            for name in list(SIZES)[1:]:
                 self.add(name)
             stack.callback(_leave)
             _join(self.cluster.address)
             self._exit = stack.pop_all()
         return self
+
+    def _begin(self, new: Callable[[], Any]) -> None:
+        """The head. Ray itself gives it up after 30 s, which a busy machine may take."""
+        for attempt in range(_ATTEMPTS):
+            self.cluster = new()
+            try:
+                self.add(next(iter(SIZES)))
+            except Exception:
+                if attempt == _ATTEMPTS - 1:
+                    raise
+            else:
+                return
 
     def add(self, name: str, label: str = "") -> Any:
         """A node of Ray over the GPUs of ``name``. Tasks choose it by the resource ``on_LABEL``."""
