@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from importlib.util import find_spec
 from types import TracebackType
@@ -21,7 +20,7 @@ from vgpu.protocol.messages import VgpuStatus
 SIZES = {"one": 2, "two": 1}
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
 _STORE_BYTES = 80 << 20
-_ATTEMPTS = 3
+_ATTEMPTS = 2
 
 
 def why_no_ray() -> str:
@@ -46,26 +45,14 @@ class RayCluster:
             stack.callback(shutil.rmtree, folder, ignore_errors=True)
             patch.setenv("RAY_TMPDIR", folder)
             self.nodes = {name: stack.enter_context(SimulatedNode(count)) for name, count in SIZES.items()}
-            self._begin(Cluster)
+            self.cluster = Cluster()
             stack.callback(self.cluster.shutdown)
-            for name in list(SIZES)[1:]:
+            for name in SIZES:
                 self.add(name)
             stack.callback(_leave)
             _join(self.cluster.address)
             self._exit = stack.pop_all()
         return self
-
-    def _begin(self, new: Callable[[], Any]) -> None:
-        """The head. Ray itself gives it up after 30 s, which a busy machine may take."""
-        for attempt in range(_ATTEMPTS):
-            self.cluster = new()
-            try:
-                self.add(next(iter(SIZES)))
-            except Exception:
-                if attempt == _ATTEMPTS - 1:
-                    raise
-            else:
-                return
 
     def add(self, name: str, label: str = "") -> Any:
         """A node of Ray over the GPUs of ``name``. Tasks choose it by the resource ``on_LABEL``."""
@@ -73,15 +60,19 @@ class RayCluster:
         environment = node.environment | ENVIRONMENT
         words = interpreter.command("vgpu.ctl", "ray", "resources")
         shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
-        return self.cluster.add_node(
-            wait=True,
-            num_cpus=8,
-            num_gpus=SIZES[name],
-            resources=json.loads(shown) | {f"on_{label or name}": 1000},
-            object_store_memory=_STORE_BYTES,
-            include_dashboard=False,
-            env_vars={key: environment[key] for key in ("VGPU_RUNTIME_DIR", "VGPU_STATE_DIR", "PYTHONPATH")},
-        )
+        options = {
+            "wait": True,
+            "num_cpus": 8,
+            "num_gpus": SIZES[name],
+            "resources": json.loads(shown) | {f"on_{label or name}": 1000},
+            "object_store_memory": _STORE_BYTES,
+            "include_dashboard": False,
+            "env_vars": {key: environment[key] for key in ("VGPU_RUNTIME_DIR", "VGPU_STATE_DIR", "PYTHONPATH")},
+        }
+        for _ in range(_ATTEMPTS):
+            with suppress(Exception):  # Ray gives a node up after 30 s, which a busy machine may take
+                return self.cluster.add_node(**options)
+        return self.cluster.add_node(**options)
 
     def vgpus(self, name: str = "") -> list[VgpuStatus]:
         found: list[VgpuStatus] = []
