@@ -20,6 +20,7 @@ from vgpu.protocol.messages import VgpuStatus
 SIZES = {"one": 2, "two": 1}
 ENVIRONMENT = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
 _STORE_BYTES = 80 << 20
+_ATTEMPTS = 2
 
 
 def why_no_ray() -> str:
@@ -59,15 +60,19 @@ class RayCluster:
         environment = node.environment | ENVIRONMENT
         words = interpreter.command("vgpu.ctl", "ray", "resources")
         shown = subprocess.run(words, env=environment, capture_output=True, text=True, check=True).stdout
-        return self.cluster.add_node(
-            wait=True,
-            num_cpus=8,
-            num_gpus=SIZES[name],
-            resources=json.loads(shown) | {f"on_{label or name}": 1000},
-            object_store_memory=_STORE_BYTES,
-            include_dashboard=False,
-            env_vars={key: environment[key] for key in ("VGPU_RUNTIME_DIR", "VGPU_STATE_DIR", "PYTHONPATH")},
-        )
+        options = {
+            "wait": True,
+            "num_cpus": 8,
+            "num_gpus": SIZES[name],
+            "resources": json.loads(shown) | {f"on_{label or name}": 1000},
+            "object_store_memory": _STORE_BYTES,
+            "include_dashboard": False,
+            "env_vars": {key: environment[key] for key in ("VGPU_RUNTIME_DIR", "VGPU_STATE_DIR", "PYTHONPATH")},
+        }
+        for _ in range(_ATTEMPTS):
+            with suppress(Exception):  # Ray gives a node up after 30 s, which a busy machine may take
+                return self.cluster.add_node(**options)
+        return self.cluster.add_node(**options)
 
     def vgpus(self, name: str = "") -> list[VgpuStatus]:
         found: list[VgpuStatus] = []

@@ -5,6 +5,7 @@ Tests with workers are skipped where Dask is not installed. ``REQUIRE_ENGINES=1`
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -68,8 +69,8 @@ class Cluster:
         self._environment = node.environment | {"DASK_DISTRIBUTED__WORKER__DAEMON": "True"}
         file = folder / "scheduler.json"
         self._dask("scheduler", "--no-dashboard", "--port", "0", "--scheduler-file", str(file))
-        eventually(file.exists, "the scheduler runs")
-        self.file = str(file)
+        eventually(lambda: file.exists() and file.read_text(), "the scheduler runs")
+        self.address = json.loads(file.read_text())["address"]
 
     def _dask(self, *words: str) -> subprocess.Popen[str]:
         with (self._folder / f"{words[0]}.log").open("a") as log:
@@ -78,7 +79,7 @@ class Cluster:
 
     def worker(self, *words: str) -> subprocess.Popen[str]:
         threads = ("--nthreads", "1", "--no-dashboard", "--local-directory", str(self._folder))
-        return self._dask("worker", "--scheduler-file", self.file, *threads, *words)
+        return self._dask("worker", self.address, *threads, *words)
 
     def log(self) -> str:
         return (self._folder / "worker.log").read_text()
@@ -87,7 +88,7 @@ class Cluster:
     def client(self, workers: int) -> Iterator[Any]:
         from distributed import Client
 
-        with Client(scheduler_file=self.file) as client:
+        with Client(self.address) as client:
             client.wait_for_workers(workers, timeout=240)
             yield client
 
@@ -175,14 +176,7 @@ def test_workers_of_a_local_cluster_have_vgpus(dask: Any, node: SimulatedNode) -
     )
     script = node.directory / "local.py"
     script.write_text(code)
-    ran = subprocess.run(
-        [sys.executable, script],
-        env=node.environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert ran.stdout.strip() == "[4096, 4096]", ran.stderr
+    pipe = subprocess.PIPE
+    out, error = node.popen([sys.executable, str(script)], stdout=pipe, stderr=pipe).communicate(timeout=240)
+    assert out.strip() == "[4096, 4096]", error
     eventually(lambda: is_empty(node), "the vGPUs go with the cluster")

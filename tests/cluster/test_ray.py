@@ -87,6 +87,7 @@ def test_a_runtime_env_is_joined() -> None:
         lambda: vgpu.ray.gpus(0),
         lambda: vgpu.ray.gpus(0.3, priority="best"),
         lambda: vgpu.ray.fractions({"py_executable": "uv run"}),
+        lambda: vgpu.ray.vgpu(sm=30, runtime_env={"nsight": "default"}),
     ],
 )
 def test_what_cannot_be_is_refused_before_ray_has_it(ask: Callable[[], object]) -> None:

@@ -51,7 +51,7 @@ class _Preload(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         rest = super().parse_args(ctx, args)
         try:
-            if not late.is_hooked():
+            if not (ctx.resilient_parsing or late.is_hooked()):
                 _load_hook_into_children()
         except VgpuError as error:
             raise click.ClickException(str(error)) from error

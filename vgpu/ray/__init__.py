@@ -24,6 +24,8 @@ MEMORY: Final = "vgpu_mem_mib"
 MIB: Final = 1 << 20
 NO_SET: Final = "RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"
 """Ray leaves ``CUDA_VISIBLE_DEVICES`` as it is. Some releases hide every GPU from a task without ``num_gpus``."""
+TAKEN: Final = frozenset({"py_executable", "container", "image_uri", "nsight", "_nsight", "_rocprof_sys"})
+"""Fields of a ``runtime_env`` that say what Ray executes in place of ``py_executable``."""
 HIDDEN: Final = "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"
 """Ray hides every GPU from a task without ``num_gpus``."""
 
@@ -87,7 +89,7 @@ def _joined(given: Mapping[str, Any] | None, words: list[str], variables: dict[s
     """``given`` with our ``py_executable`` and ``variables``. PATH begins with the folder of this interpreter, so a
     node of the same image finds ``vgpuctl`` and ``python`` without an activated environment."""
     made = dict(given or {})
-    if taken := {"py_executable", "container", "image_uri"} & made.keys():
+    if taken := TAKEN & made.keys():
         raise VgpuError(
             ErrorCode.INVALID,
             f"runtime_env has {sorted(taken)[0]} already, and a vGPU needs py_executable",
