@@ -38,6 +38,16 @@ def test_the_same_claim_has_the_same_vgpu(node: SimulatedNode) -> None:
         assert len(link.list()) == 2
 
 
+def test_the_labels_of_a_claim_are_those_of_its_last_request(node: SimulatedNode) -> None:
+    first = asked(node, gpu="1")
+    named = Claim("dra", CLAIM.uid, "team-a", {"pod": "train-1", "container": "main"})
+    assert asked(node, named).claim == named
+    os.kill(node.server_pid(1), signal.SIGKILL)
+    node.server_pid(1)
+    found = eventually(lambda: node.reading(first.vgpu_id), "the vGPU is listed")
+    assert found.claim == named
+
+
 def test_many_requests_at_once_have_one_vgpu(node: SimulatedNode) -> None:
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: asked(node).vgpu_id, range(8)))

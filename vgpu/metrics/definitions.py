@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final, get_args
 
+from vgpu.integrations.claims import Claim
 from vgpu.metrics.kinds import Gpu, Kind, Metric, Of, Seen, Taken, Values, Vgpu
 from vgpu.protocol.messages import GpuStatus, ProcessReading, VgpuStatus
 
@@ -58,6 +59,13 @@ def _states(model: type[GpuStatus] | type[VgpuStatus]) -> Callable[[str], Values
     """A series for each state there is: 1 for the one that it is in."""
     known: tuple[str, ...] = get_args(model.model_fields["state"].annotation)
     return {now: tuple(((state,), float(state == now)) for state in known) for now in known}.__getitem__
+
+
+def _claim(claim: Claim | None) -> Values | None:
+    """Nothing where no engine asked."""
+    if claim is None:
+        return None
+    return _says(claim.kind, *(readable(claim.labels.get(name, "")) for name in ("namespace", "pod", "container")))
 
 
 def readable(text: str) -> str:
@@ -216,6 +224,14 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
             v.reading.gpu_uuid, v.reading.mode, v.reading.spec.priority, v.reading.spec.group or "", v.user
         ),
         *("gpu_uuid", "mode", "priority", "group", "user"),
+        lasting=True,
+    ),
+    _vgpu(
+        "claim_info",
+        GAUGE,
+        "1, with the engine that asked for the vGPU, and where its programs run.",
+        lambda v: _claim(v.reading.claim),
+        *("kind", "namespace", "pod", "container"),
         lasting=True,
     ),
     _vgpu(

@@ -54,6 +54,10 @@ class Origin:
     def confirm(self) -> Self:
         return replace(self, confirmed=True)
 
+    def renamed(self, claim: Claim) -> Self:
+        """With another tenant and other labels of the same claim."""
+        return replace(self, claim=claim)
+
     def fate(self, *, held: bool, asker_lives: bool, attached: bool) -> Fate:
         """``held``: a link on which it was asked for is open. ``attached``: a process is."""
         if not self.confirmed and not held:

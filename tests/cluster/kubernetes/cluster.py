@@ -7,12 +7,10 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final
 from uuid import uuid4
 
@@ -288,10 +286,9 @@ class Process:
     def logs(self) -> str:
         return self._log.read_text()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self.process.poll() is None:
+    def __exit__(self, *_: object) -> None:
+        """pytest shows what is printed here if the test fails."""
+        ended = self.process.poll()
+        if ended is None:
             self.kill()
-        if kind is not None:
-            print(self.logs(), file=sys.stderr)
+        print(self.logs(), f"exit code: {ended}")

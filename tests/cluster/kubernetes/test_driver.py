@@ -194,6 +194,18 @@ def test_a_program_in_the_container_has_the_claims_memory(
     assert (said + error).strip() == "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"
 
 
+def test_the_first_call_of_a_driver_may_have_many_claims(
+    node: SimulatedNode, cluster: FakeCluster, kubelet: FakeKubelet, driver: Process
+) -> None:
+    """After a boot the kubelet asks for all of them."""
+    claims = [claim_of((f"gpu-{number % 2}", "5", "256Mi"), name=f"train-{number}") for number in range(8)]
+    for claim in claims:
+        cluster.add(claim)
+    answers = kubelet.prepare(*claims)
+    assert {answer.error for answer in answers.values()} == {""}
+    assert len({vgpu_id for answer in answers.values() for vgpu_id in ids_of(answer)}) == 8
+
+
 @pytest.mark.slow
 def test_fifty_claims_at_once(node: SimulatedNode, cluster: FakeCluster, kubelet: FakeKubelet, driver: Process) -> None:
     claims = [claim_of((f"gpu-{number % 2}", "2", "256Mi"), name=f"train-{number}") for number in range(50)]

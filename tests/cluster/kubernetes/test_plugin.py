@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,10 +14,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from client_hook import interpreter
 from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, PluginKubelet, Process
 from tests.cluster.kubernetes.test_dra import CARD, gpu
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.api.node import Node
+from vgpu.ctl.present import tables
 from vgpu.errors import VgpuError
 from vgpu.integrations.kubernetes import dra, plugin, podfacts, wire
 from vgpu.integrations.kubernetes.plugin import Plugin
@@ -166,6 +169,44 @@ def test_a_device_that_there_is_not_fails_with_its_reason(kubelets: PluginKubele
     kubelets.devices(HALF)
     with pytest.raises(grpc.RpcError, match="has no device GPU-9"):
         kubelets.allocate(HALF, "GPU-9--50sm-8g--0")
+
+
+def test_the_pod_of_a_device_is_in_ps_and_in_a_metric(
+    node: SimulatedNode, kubelets: PluginKubelet, process: Process
+) -> None:
+    device = first_on(1, node)
+    (name,) = kubelets.allocate(HALF, device)
+    vgpu_id = name.removeprefix("vgpu.dev/vgpu=")
+    kubelets.held["train-0"] = [device]
+
+    def pod() -> str:
+        return tables.pod(node.reading(vgpu_id))
+
+    eventually(lambda: pod() == "team-a/train-0", "the claim has the name of the pod")
+    program = node.attach(vgpu_id, use=False)
+    words = [*interpreter.command("vgpu.ctl"), "ps"]
+    listed = subprocess.run(
+        words, env=node.environment | {"COLUMNS": "200"}, capture_output=True, text=True, check=True
+    )
+    assert "team-a/train-0" in listed.stdout
+    program.kill()
+    words = [*interpreter.command("vgpu.ctl"), "metrics"]
+    metrics = subprocess.run(words, env=node.environment, capture_output=True, text=True, check=True).stdout
+    (line,) = (line for line in metrics.splitlines() if line.startswith("vgpu_claim_info{"))
+    labels = 'kind="plugin",namespace="team-a",pod="train-0",container="train"'
+    assert all(label in line for label in [f'vgpu="{vgpu_id}"', *labels.split(",")])
+
+
+def test_the_name_of_a_pod_is_written_once() -> None:
+    holder = podfacts.Holder("team-a", "a", "c", frozenset({"device"}), frozenset({"vgpu-2"}))
+    later = podfacts.Holder("team-a", "b", "c", frozenset({"device"}), frozenset())
+    unnamed = {"vgpu_id": "vgpu-1", "claim": {"uid": "device", "labels": {"claim": "x"}}}
+    labels = {"claim": "x", "namespace": "team-a", "pod": "a", "container": "c"}
+    assert podfacts.names(unnamed, [later, holder]) == labels
+    assert podfacts.names({"vgpu_id": "vgpu-1", "claim": {"uid": "device", "labels": labels}}, [holder]) is None
+    assert podfacts.names({"vgpu_id": "vgpu-2", "claim": {"uid": "u.0", "labels": {}}}, [holder]) is not None
+    assert podfacts.names({"vgpu_id": "vgpu-3", "claim": {"uid": "u.0", "labels": {}}}, [holder]) is None
+    assert podfacts.names({"vgpu_id": "vgpu-2", "claim": None}, [holder]) is None
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ PROCESSES: Final = (
     Column("MEMORY", right=True),
     Column("GPU TIME", right=True),
     Column("OWNER", extra=True),
+    Column("POD", extra=True),
     Column("NEEDS", right=True, extra=True),
     Column("SMS", right=True, extra=True),
     Column("LAUNCHES", right=True, extra=True),
@@ -126,6 +127,7 @@ def process_row(process: ProcessReading, vgpu: VgpuStatus | None) -> Row:
         format_bytes(process.memory_bytes + process.memory_implicit_bytes),
         format_duration(rounded_ns(process.busy_ns)),
         user_name(vgpu.owner_uid) if vgpu else "",
+        pod(vgpu),
         needs(process.demand_ratio),
         str(process.sm_count or ""),
         str(process.launches),
@@ -135,6 +137,12 @@ def process_row(process: ProcessReading, vgpu: VgpuStatus | None) -> Row:
         str(process.memory_refusals),
         with_arguments(process.pid, process.command),
     )
+
+
+def pod(vgpu: VgpuStatus | None) -> str:
+    """``namespace/pod`` in Kubernetes; "": in none, or not known yet."""
+    labels = vgpu.claim.labels if vgpu is not None and vgpu.claim is not None else {}
+    return f"{labels.get('namespace', '')}/{labels['pod']}" if "pod" in labels else ""
 
 
 def outside_row(process: OutsideProcess) -> Row:

@@ -8,6 +8,7 @@ from typing import Any, Final, TypeVar
 import httpx2
 from lightkube import Client
 from lightkube.core.exceptions import ConfigError
+from lightkube.models.meta_v1 import Status
 from lightkube.resources.core_v1 import Node
 from lightkube.resources.resource_v1 import ResourceClaim, ResourceSlice
 from lightkube.types import PatchType
@@ -17,6 +18,13 @@ from vgpu.integrations.kubernetes.dra import DRIVER, Object
 
 ANSWER_S: Final = 20.0
 _GONE: Final = 404
+_LEAST: Final[tuple[tuple[Any, dict[str, Any]], ...]] = (
+    (Node, {}),
+    (ResourceClaim, {"spec": {}}),
+    (ResourceSlice, {"spec": {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}}),
+    (Status, {}),
+)
+"""What is read here, with the least that each may have."""
 _EITHER: Final = {"devices": None, "sharedCounters": None}
 """A slice has one of these; a patch removes the other."""
 T = TypeVar("T")
@@ -32,11 +40,17 @@ def open_client() -> Client:
 
 
 class Cluster:
-    """What this node's driver does at the API server. Any thread may call. Methods raise ``VgpuError``."""
+    """What this node's driver does at the API server. Any thread may call. Methods raise ``VgpuError``.
+
+    lightkube reads JSON with msgspec, which prepares a type when it first reads one. The process ends with SIGSEGV if
+    two threads do that at once, so it is done here.
+    """
 
     def __init__(self, node: str, client: Client) -> None:
         self.node = node
         self._client = client
+        for kind, least in _LEAST:
+            kind.from_dict(least)
 
     def claim(self, namespace: str, name: str) -> Object | None:
         """None: there is none."""

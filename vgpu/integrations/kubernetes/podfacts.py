@@ -1,17 +1,25 @@
-"""Which container has which vGPU, as the kubelet says it: its PodResources service."""
+"""Which container has which vGPU, as the kubelet says it: its PodResources service.
+
+The labels of a vGPU's claim get the names, so ``vgpuctl ps``, ``inspect`` and the metric ``vgpu_claim_info`` have them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
+from uuid import uuid4
 
 import grpc
 
+from vgpu.api.link import Link
+from vgpu.api.node import Node
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import cdi
 from vgpu.integrations.kubernetes import wire
+from vgpu.integrations.kubernetes.dra import Object
 
 ANSWER_S: Final = 20.0
 
@@ -54,3 +62,32 @@ def _holders(pods: Iterable[Any]) -> Iterator[Holder]:
 
 def devices_of(found: Iterable[Holder]) -> frozenset[str]:
     return frozenset(device for holder in found for device in holder.devices)
+
+
+def names(vgpu: Object, found: Iterable[Holder]) -> dict[str, str] | None:
+    """The labels that the claim of a vGPU should have and has not; None: it has them, or no container has the vGPU. If
+    several have it, the first by name counts."""
+    claim = vgpu.get("claim") or {}
+    mine = [one for one in found if vgpu["vgpu_id"] in one.vgpus or claim.get("uid") in one.devices]
+    if not claim or not mine:
+        return None
+    first = min(mine, key=lambda one: (one.namespace, one.pod, one.container))
+    wanted = claim["labels"] | {"namespace": first.namespace, "pod": first.pod, "container": first.container}
+    return None if wanted == claim["labels"] else wanted
+
+
+def name_vgpus(node: Node, found: Sequence[Holder]) -> None:
+    """Bring the labels of all vGPUs up to date. ``VgpuError``: the node does not answer."""
+    with node.open_link() as link:
+        for vgpu in link.ask("list")["vgpus"]:
+            labels = names(vgpu, found)
+            if labels is not None:
+                rename(link, vgpu, labels)
+
+
+def rename(link: Link, vgpu: Object, labels: Mapping[str, str]) -> None:
+    """The node gives the vGPU of a claim the labels of the last request for it."""
+    request = {"request_id": uuid4().hex, "lifetime": "kept", "attach": vgpu["attach"]}
+    claim = {**vgpu["claim"], "labels": labels}
+    with suppress(VgpuError):  # its size is being changed, or it goes: the next turn finds it or does not
+        link.change("create", spec=vgpu["spec"], gpu=str(vgpu["gpu_index"]), claim=claim, **request)

@@ -18,6 +18,7 @@ from vgpu.loggers import get_logger
 
 log = get_logger(__name__)
 TICK_S: Final = 1.0
+NAMING_S: Final = 5.0
 CHECK_S: Final = 60.0
 RECONCILE_S: Final = 300.0
 
@@ -58,6 +59,14 @@ class Regularly:
             self._failed = str(error)
 
 
+def _naming(options: Options) -> Regularly:
+    """Pods appear in the kubelet's list some time after their claims were prepared."""
+    from vgpu.integrations.kubernetes import podfacts
+
+    node, path = Node(), options.places.pod_resources
+    return Regularly("naming the pods of vGPUs", NAMING_S, lambda: podfacts.name_vgpus(node, podfacts.holders(path)))
+
+
 def serve_dra(options: Options) -> None:
     """Until SIGTERM or SIGINT. ``VgpuError``: it cannot begin."""
     from vgpu.integrations.kubernetes.driver import Driver
@@ -69,6 +78,7 @@ def serve_dra(options: Options) -> None:
         check,
         Regularly("publishing the slices", TICK_S, lambda: driver.publish(options.profiles)),
         Regularly("the removal of vGPUs without a claim", RECONCILE_S, driver.reconcile),
+        _naming(options),
     ]
     with ExitStack() as stack:
         sockets = DraSockets(options.places, driver.prepare, driver.unprepare, check.now)
@@ -86,7 +96,7 @@ def serve_plugins(options: Options) -> None:
 
     resources = [*map(plugin.of_profile, options.profiles), *map(plugin.compatible, options.compatible)]
     with ExitStack() as stack:
-        turns = []
+        turns = [_naming(options)]
         for resource in resources:
             one = plugin.Plugin(resource, Node(), held)
             sockets = PluginSockets(options.places, resource.name, one.methods, plugin.OPTIONS)
