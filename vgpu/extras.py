@@ -11,6 +11,7 @@ from vgpu.errors import ErrorCode, VgpuError
 MODULES: Final[dict[str, tuple[str, ...]]] = {
     "aio": ("anyio",),
     "containers": ("httpx",),
+    "kubernetes": ("grpc", "google.protobuf", "lightkube", "httpx2"),
     "metrics": ("prometheus_client", "fastapi", "hypercorn"),
     "plot": ("matplotlib",),
     "top": ("textual",),

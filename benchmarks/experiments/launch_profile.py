@@ -25,7 +25,8 @@ from typing import Final
 
 from benchmarks.micro.launch import LAUNCHES, LIMIT_PERCENT, LIMITED, QUEUED, Turns, compile_launch
 from benchmarks.node import Node
-from client_hook.environment import HOOK_NAME, hook_library
+from client_hook.environment import hook_library
+from client_hook.path_rules import HOOK_NAME
 
 WHATS: Final[dict[str, tuple[Turns, int]]] = {
     "queued": (Turns(8 * QUEUED.rounds, QUEUED.batch, QUEUED.what), LIMIT_PERCENT),

@@ -13,6 +13,7 @@ from typing import Final
 
 from cython_ext import __file__ as extension
 from tests.cluster import roots
+from tests.integration.node import eventually
 
 REQUIRED: Final = bool(os.environ.get("REQUIRE_ENGINES"))
 """Releases: an engine that is missing is a failure."""
@@ -25,6 +26,7 @@ events_logger = "file"
 default_ulimits = ["nofile=20000:20000", "nproc=4096:4096"]
 netns = "none"
 """
+_NEWER: Final = Path(__file__).parents[2] / "build/engines/bin"
 _PROGRAMS: Final = ("sh", "env", "sleep")
 _LIBRARIES: Final = Path(extension).parent / "lib"
 
@@ -61,6 +63,75 @@ def podman(folder: Path) -> Path:
     command.write_text(f'#!/bin/sh\nCONTAINERS_CONF={config} exec {line} "$@"\n')
     command.chmod(0o755)
     return command
+
+
+def docker_path() -> str:
+    """PATH for Docker: that of ``make engines`` (newer.sh) if it is there, else the machine's."""
+    return os.pathsep.join([str(_NEWER), os.environ["PATH"]]) if _NEWER.exists() else os.environ["PATH"]
+
+
+class Dockerd:
+    """Docker's daemon with everything below ``folder``, without networks. Context manager; the value is the path of a
+    ``docker`` command of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._socket = folder / "s"
+        self._log = folder / "dockerd.log"
+
+    def __enter__(self) -> Path:
+        places = {"--data-root": "data", "--exec-root": "exec", "--pidfile": "pid"}
+        words = ["dockerd", "--iptables=false", "--ip6tables=false", "--bridge=none", "-H", f"unix://{self._socket}"]
+        words += [str(word) for option, name in places.items() for word in (option, self._folder / name)]
+        with self._log.open("wb") as log:
+            environment = os.environ | {"PATH": docker_path()}
+            self._daemon = subprocess.Popen(words, env=environment, stdout=log, stderr=log)
+        command = self._folder / "docker"
+        command.write_text(
+            f'#!/bin/sh\nexec {shutil.which("docker", path=docker_path())} -H unix://{self._socket} "$@"\n'
+        )
+        command.chmod(0o755)
+        asked = [command, "version"]
+        eventually(
+            lambda: self._daemon.poll() is not None or subprocess.run(asked, capture_output=True).returncode == 0,
+            "dockerd answers",
+        )
+        return command
+
+    def __exit__(self, *_: object) -> None:
+        self._daemon.terminate()
+        self._daemon.wait(60)
+
+
+def knows_devices(command: Path) -> bool:
+    """Whether the engine takes CDI devices. Docker 28.2 and newer do so by default."""
+    if command.name == "podman":
+        return True
+    asked = [command, "version", "--format", "{{.Server.Version}}"]
+    version = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    return int(version.partition(".")[0]) >= 29 or version.startswith(("28.2", "28.3", "28.4", "28.5"))
+
+
+def import_root(docker: Path, root: Path) -> str:
+    """The image of ``root``."""
+    with subprocess.Popen(["tar", "-C", str(root), "-c", "."], stdout=subprocess.PIPE) as tar:
+        subprocess.run([docker, "import", "-", "probe"], stdin=tar.stdout, check=True, capture_output=True)
+    return "probe"
+
+
+def why_no_docker(folder: Path, probe: Path) -> str:
+    """Empty: Docker runs containers here. Else why not."""
+    if why := roots.is_possible():
+        return why
+    if missing := [name for name in ("docker", "dockerd", "runc") if shutil.which(name, path=docker_path()) is None]:
+        return f"not installed: {', '.join(missing)}"
+    with Dockerd(folder) as docker:
+        tried = subprocess.run([docker, "info"], capture_output=True, text=True, check=False, timeout=60)
+        if tried.returncode == 0:
+            image = import_root(docker, make_root(folder / "trial", probe))
+            words = [docker, "run", "--rm", "--network", "none", image, "/bin/env"]
+            tried = subprocess.run(words, capture_output=True, text=True, check=False, timeout=120)
+    return "" if tried.returncode == 0 else f"docker runs no container here: {tried.stderr.strip()[-200:]}"
 
 
 def why_no_podman(folder: Path, probe: Path) -> str:

@@ -55,8 +55,12 @@ def is_possible() -> str:
 
 
 def build_probe(folder: Path) -> Path:
-    path = folder / "probe"
-    subprocess.run(["gcc", "-O1", "-w", str(PROBE), "-o", str(path), "-ldl"], check=True)
+    return build(PROBE, folder)
+
+
+def build(source: Path, folder: Path) -> Path:
+    path = folder / source.stem
+    subprocess.run(["gcc", "-O1", "-w", str(source), "-o", str(path), "-ldl"], check=True)
     return path
 
 

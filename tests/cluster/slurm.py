@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final
 
 from tests.integration.node import SimulatedNode, eventually
+from vgpu.integrations.slurm import HOOKS
 
 NODES: Final = ("n1", "n2")
 _DAEMONS: Final = ("munged", "slurmctld", "slurmd", "srun", "scontrol")
@@ -121,7 +122,9 @@ class Cluster:
         script = self.folder / hook
         script.write_text(
             f"#!/bin/sh\nexport PATH={os.environ['PATH']} SLURM_CONF={self.folder}/slurm.conf\n"
-            f'case "$SLURMD_NODENAME" in\n{places}esac\nexec {vgpuctl} slurm {hook} 2>>{self.folder}/{hook}.errors\n'
+            f'case "$SLURMD_NODENAME" in\n{places}esac\nexec 2>>{self.folder}/{hook}.errors\n'
+            + HOOKS[hook].format(vgpuctl=vgpuctl, folder="$VGPU_RUNTIME_DIR/slurm")
+            + "\n"
         )
         script.chmod(0o755)
 

@@ -205,3 +205,30 @@ def test_a_container_with_a_small_cpu_quota_does_not_spin(
     allowed, period = quota.split()
     cores = len(os.sched_getaffinity(0)) if allowed == "max" else int(allowed) // int(period)
     assert int(line.split()[-2]) == min(cores, len(os.sched_getaffinity(0)))
+
+
+# --- rules of paths
+
+
+def test_a_rule_of_paths_holds_in_a_container(node: SimulatedNode, start: Run) -> None:
+    """Without a shell: it would set PATH itself."""
+    mounted = volumes(node, made(node))
+    given = ("PATH=/bin", "VGPU_PREPEND_PATH=/first", "VGPU_APPEND_PATH=/last")
+    answer = said(start(mounted, "/usr/bin/env", *given, "/usr/bin/env"))
+    assert "PATH=/first:/bin:/last" in answer.splitlines()
+
+
+def test_a_program_with_more_rights_than_its_user_gets_no_rule(node: SimulatedNode, start: Run, tmp_path: Path) -> None:
+    """Else a user would have root's programs preload a library. The hook itself is loaded: it asks for a GPU."""
+    setuid = tmp_path / "env"
+    shutil.copy("/usr/bin/env", setuid)
+    setuid.chmod(0o4755)
+    mounted = [*volumes(node, made(node)), f"{setuid}:/setuid-env:ro"]
+    given = ("PATH=/bin", "VGPU_PREPEND_PATH=/first", "VGPU_APPEND_LD_PRELOAD=/last.so")
+    users, roots = (
+        said(start(mounted, "/usr/bin/env", *given, program, uid=1000)).splitlines()
+        for program in ("/usr/bin/env", "/setuid-env")
+    )
+    assert {"PATH=/first:/bin", "LD_PRELOAD=/last.so"} <= set(users)
+    assert "PATH=/bin" in roots
+    assert not [line for line in roots if line.startswith("LD_PRELOAD=")]

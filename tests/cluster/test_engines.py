@@ -1,6 +1,6 @@
-"""podman with runc, unmodified: ``vgpuctl container`` and CDI devices.
+"""podman and Docker with runc, unmodified: ``vgpuctl container``, and CDI devices with podman.
 
-Skipped where podman is not installed or runs no container. ``REQUIRE_ENGINES=1`` makes that a failure.
+Skipped where the engine is not installed or runs no container. ``REQUIRE_ENGINES=1`` makes that a failure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,11 +29,11 @@ VGPUCTL = str(Path(sys.executable).with_name("vgpuctl"))
 
 @dataclass
 class Place:
-    """A node, podman, and a root for containers."""
+    """A node, an engine's command, and the words that stand for an image in its ``run``."""
 
     node: SimulatedNode
-    podman: Path
-    root: Path
+    command: Path
+    image: tuple[str, ...]
 
     def vgpuctl(self, *words: str) -> subprocess.Popen[str]:
         pipe = subprocess.PIPE
@@ -40,15 +41,15 @@ class Place:
 
     def container(self, *words: str, command: tuple[str, ...], sm: str = "30") -> subprocess.Popen[str]:
         """``vgpuctl container run``; ``words``: further options."""
-        own = ["--sm", sm, "--mem", "8G", "--engine", str(self.podman), *words]
-        return self.vgpuctl("container", "run", *own, "--rootfs", f"{self.root}:O", *command)
+        own = ["--sm", sm, "--mem", "8G", "--engine", str(self.command), *words]
+        return self.vgpuctl("container", "run", *own, *self.image, *command)
 
     def engine(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([self.podman, *words], capture_output=True, text=True, check=False, timeout=120)
+        return subprocess.run([self.command, *words], capture_output=True, text=True, check=False, timeout=120)
 
     def run(self, *words: str, command: tuple[str, ...] = ("/probe",)) -> str:
         """The output of ``podman run`` and its errors."""
-        ran = self.engine("run", "--rm", *words, "--rootfs", f"{self.root}:O", *command)
+        ran = self.engine("run", "--rm", *words, *self.image, *command)
         return (ran.stdout + ran.stderr).strip()
 
     def create(self, **fields: str) -> VgpuStatus:
@@ -63,24 +64,62 @@ class Place:
     def is_empty(self) -> bool:
         return not self.vgpus()
 
+    def remove(self, *names: str) -> None:
+        if names:
+            at_once = ["--time", "0"] if self.command.name == "podman" else []
+            removed = self.engine("rm", "--force", *at_once, *names)
+            assert removed.returncode == 0, removed.stderr
 
-@pytest.fixture(scope="module")
-def shared_place(probe: Path) -> Iterator[Place]:
-    with tempfile.TemporaryDirectory(prefix="engine-", dir="/tmp", ignore_cleanup_errors=True) as name:
-        folder = Path(name)  # podman's own has 50 characters at most
-        if why := engines.why_no_podman(folder, probe):
-            pytest.fail(why) if engines.REQUIRED else pytest.skip(why)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("VGPU_CDI_DIR", str(CDI_DIR))  # podman 4 looks nowhere else
-            with SimulatedNode(1) as node:
-                yield Place(node, engines.podman(folder), engines.make_root(folder, probe))
+    def clear(self) -> None:
+        self.remove(*self.engine("ps", "--all", "--format", "{{.Names}}").stdout.split())
+        self.node.clear()
+
+
+@contextmanager
+def engine_of(kind: str, folder: Path, probe: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """The command of that engine, and the words for an image. Skips, or fails, where it runs no container."""
+    find = {"podman": engines.why_no_podman, "docker": engines.why_no_docker}[kind]
+    if why := find(folder, probe):
+        pytest.fail(why) if engines.REQUIRED else pytest.skip(why)
+    root = engines.make_root(folder, probe)
+    if kind == "podman":
+        yield engines.podman(folder), ("--rootfs", f"{root}:O")
+    else:
+        with engines.Dockerd(folder) as docker:
+            yield docker, ("--network", "none", engines.import_root(docker, root))
+
+
+@contextmanager
+def placed(kind: str, probe: Path) -> Iterator[Place]:
+    with ExitStack() as stack:
+        # podman's own folder has 50 characters at most
+        directory = tempfile.TemporaryDirectory(prefix="engine-", dir="/tmp", ignore_cleanup_errors=True)
+        command, image = stack.enter_context(engine_of(kind, Path(stack.enter_context(directory)), probe))
+        patch = stack.enter_context(pytest.MonkeyPatch.context())
+        patch.setenv("VGPU_CDI_DIR", str(CDI_DIR))  # podman 4 looks nowhere else
+        yield Place(stack.enter_context(SimulatedNode(1)), command, image)
+
+
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def each_place(request: pytest.FixtureRequest, probe: Path) -> Iterator[Place]:
+    with placed(request.param, probe) as place:
+        yield place
 
 
 @pytest.fixture
-def place(shared_place: Place) -> Iterator[Place]:
-    yield shared_place
-    shared_place.engine("rm", "--all", "--force", "--time", "0")
-    shared_place.node.clear()
+def place(each_place: Place) -> Iterator[Place]:
+    yield each_place
+    each_place.clear()
+
+
+@pytest.fixture
+def devices(place: Place) -> Place:
+    if not engines.knows_devices(place.command):
+        pytest.skip("this Docker knows no CDI devices; make engines gets a newer one")
+    return place
+
+
+with_podman = pytest.mark.parametrize("each_place", ["podman"], indirect=True)
 
 
 def said(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -112,7 +151,7 @@ def test_exec_and_an_empty_environment_stay_in_the_vgpu(place: Place) -> None:
     for words in (["/probe"], ["/bin/env", "-i", "/probe"], ["/bin/sh", "-lc", "/probe"]):
         assert "devices 1 total 8192" in place.engine("exec", "one", *words).stdout
     assert "devices 1 total 8192" in place.engine("exec", "--user", "1000", "one", "/probe").stdout
-    assert place.engine("rm", "--force", "--time", "0", "one").returncode == 0
+    place.remove("one")
     eventually(place.is_empty, "the vGPU goes with the container")
 
 
@@ -133,7 +172,7 @@ def test_a_killed_command_leaves_the_vgpu_to_the_container(place: Place) -> None
     run.kill()
     run.wait()
     assert "devices 1" in place.engine("exec", "one", "/probe").stdout
-    place.engine("rm", "--force", "--time", "0", "one")
+    place.remove("one")
     eventually(place.is_empty, "the vGPU goes with the container")
 
 
@@ -143,14 +182,14 @@ def test_ls_removes_the_vgpu_of_a_container_whose_keeper_died(place: Place) -> N
     assert vgpu.claim is not None
     os.kill(int(vgpu.claim.labels["keeper"].partition(":")[0]), signal.SIGKILL)
     assert "one" in said(place.vgpuctl("container", "ls"))[1]
-    place.engine("rm", "--force", "--time", "0", "one")
+    place.remove("one")
     _, out, error = said(place.vgpuctl("container", "ls"))
     assert f"{vgpu.vgpu_id} is removed" in error
     assert vgpu.vgpu_id not in out
     assert place.is_empty()
 
 
-# --- podman alone, with CDI devices
+# --- engines alone, with CDI devices
 
 
 @pytest.mark.parametrize(
@@ -159,31 +198,37 @@ def test_ls_removes_the_vgpu_of_a_container_whose_keeper_died(place: Place) -> N
         (),
         ("--user", "1000"),
         ("--cap-drop", "ALL", "--security-opt", "no-new-privileges"),
-        ("--read-only",),
         ("--env", "LD_PRELOAD=", "--env", "VGPU_ID="),
     ],
     ids=" ".join,
 )
-def test_a_device_brings_the_vgpu(place: Place, options: tuple[str, ...]) -> None:
-    vgpu = place.create(name="train")
+def test_a_device_brings_the_vgpu(devices: Place, options: tuple[str, ...]) -> None:
+    vgpu = devices.create(name="train")
     for device in (vgpu.vgpu_id, "train"):
-        answer = place.run("--device", f"vgpu.dev/vgpu={device}", *options, command=("/probe", "1024", "8192"))
+        answer = devices.run("--device", f"vgpu.dev/vgpu={device}", *options, command=("/probe", "1024", "8192"))
         assert answer == "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"
 
 
-def test_two_containers_share_one_vgpu(place: Place) -> None:
-    vgpu = place.create()
+def test_two_containers_share_one_vgpu(devices: Place) -> None:
+    vgpu = devices.create()
     device = ("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
-    holder = ["run", "--name", "holder", "--interactive", "--detach", *device, "--rootfs", f"{place.root}:O"]
-    assert place.engine(*holder, "/probe", "6144", "wait").returncode == 0
-    eventually(lambda: "allocated 0" in place.engine("logs", "holder").stdout, "it allocates")
-    assert place.run(*device, command=("/probe", "4096")).endswith("allocated 2")
-    place.engine("kill", "--signal", "KILL", "holder")
-    eventually(lambda: place.run(*device, command=("/probe", "4096")).endswith("allocated 0"), "the memory is back")
+    holder = ["run", "--name", "holder", "--interactive", "--detach", *device, *devices.image]
+    assert devices.engine(*holder, "/probe", "6144", "wait").returncode == 0
+    eventually(lambda: "allocated 0" in devices.engine("logs", "holder").stdout, "it allocates")
+    assert devices.run(*device, command=("/probe", "4096")).endswith("allocated 2")
+    devices.engine("kill", "--signal", "KILL", "holder")
+    eventually(lambda: devices.run(*device, command=("/probe", "4096")).endswith("allocated 0"), "the memory is back")
 
 
-def test_a_removed_vgpu_is_no_device(place: Place) -> None:
-    vgpu = place.create()
-    with place.node.link() as link:
+def test_a_removed_vgpu_is_no_device(devices: Place) -> None:
+    vgpu = devices.create()
+    with devices.node.link() as link:
         link.remove(vgpu.vgpu_id)
-    assert "unresolvable CDI devices" in place.run("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
+    assert "unresolvable CDI devices" in devices.run("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
+
+
+@with_podman
+def test_a_device_works_in_a_read_only_container(devices: Place) -> None:
+    """Docker makes the mounts of a device read-only there, and programs write to the file of a simulated GPU."""
+    vgpu = devices.create()
+    assert "total 8192" in devices.run("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}", "--read-only")

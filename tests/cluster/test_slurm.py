@@ -69,6 +69,46 @@ def test_a_comment_that_is_not_known_is_refused(comment: str) -> None:
         slurm.asked_by(comment, 0, 30)
 
 
+def shell(script: str, **environment: str) -> str:
+    given = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "7", "SLURMD_NODENAME": "n1", **environment}
+    done = subprocess.run(["sh", "-c", script], env=given, capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+def test_a_job_without_shards_starts_no_interpreter(tmp_path: Path) -> None:
+    hooks = {name: line.format(vgpuctl="echo vgpuctl", folder=tmp_path) for name, line in slurm.HOOKS.items()}
+    scontrol = tmp_path / "bin/scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text("#!/bin/sh\necho ' Nodes=n1 GRES=gpu:1(IDX:0)'\n")
+    scontrol.chmod(0o755)
+    path = f"{scontrol.parent}:{os.environ['PATH']}"
+    assert [shell(line, PATH=path) for line in hooks.values()] == ["", "", ""]
+    scontrol.write_text("#!/bin/sh\necho ' Nodes=n1 GRES=shard:30(IDX:0)'\n")
+    assert shell(hooks["prolog"], PATH=path) == "vgpuctl slurm prolog\n"
+    scontrol.write_text("#!/bin/sh\nexit 1\n")  # vgpuctl reports why
+    assert shell(hooks["prolog"], PATH=path) == "vgpuctl slurm prolog\n"
+    (tmp_path / "7.n1").write_text("echo export A=1")
+    assert shell(hooks["task-prolog"], PATH=path) == "export A=1\n"
+    assert shell(hooks["epilog"], PATH=path) == "vgpuctl slurm epilog\n"
+
+
+@pytest.mark.parametrize("path", ["/opt/vgpu", "/opt/a $HOME `id` \\n"])
+def test_the_task_prolog_keeps_a_jobs_own_libraries(path: str) -> None:
+    script = slurm.script_of({"VGPU_ID": "vgpu-1", "LD_PRELOAD": f"{path}/hook.so", "LD_LIBRARY_PATH": path}, "GPU-1")
+    last = "export CUDA_VISIBLE_DEVICES=GPU-1"
+    alone = ["export VGPU_ID=vgpu-1", f"export LD_PRELOAD={path}/hook.so", f"export LD_LIBRARY_PATH={path}", last]
+    assert shell(script).splitlines() == alone
+    preload, paths = f"export LD_PRELOAD=/a.so $B:{path}/hook.so", f"export LD_LIBRARY_PATH={path}:/l"
+    said = shell(f"LD_PRELOAD='/a.so $B' LD_LIBRARY_PATH=/l\n{script}")
+    assert said.splitlines() == ["export VGPU_ID=vgpu-1", preload, paths, last]
+
+
+def test_a_job_from_inside_a_vgpu_takes_the_way_by_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slurm, "vgpuctl", lambda: "/bin/echo")
+    script = slurm.script_of({"LD_PRELOAD": "/x/libvgpu_hook.so"}, "GPU-1")
+    assert shell(f"LD_PRELOAD=/y/libvgpu_hook.so\n{script}").endswith("slurm task-prolog\n")
+
+
 # --- with Slurm
 
 

@@ -86,7 +86,7 @@ def commands(group: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def test_every_command_and_option_is_documented() -> None:
-    described = set(re.findall(r"`([a-z]+(?: [a-z]+)?)\b", TEXT))
+    described = set(re.findall(r"`([a-z][a-z-]*(?: [a-z]+)?)\b", TEXT))
     for name, command in commands(typer.main.get_command(app)):
         assert name in described, name
         for parameter in command.params:

@@ -13,9 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from client_hook import install
-from client_hook.environment import HOOK_NAME, is_hook, preload_file_entries
+from client_hook.environment import preload_file_entries
 from client_hook.errors import HookError
 from client_hook.install import SystemInstallation, UserInstallation, preflight, preload_file_with
+from client_hook.path_rules import HOOK_NAME, is_hook
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final, Literal, TypedDict
 
 Size = int | str
@@ -65,3 +66,16 @@ def fields_of(known: type, **options: Any) -> dict[str, Any]:
         if option not in {"sm", "mem", "name", *known.__annotations__}:
             raise TypeError(f"a vGPU has no option {option!r}")
     return {_FIELDS.get(option, option): value for option, value in options.items() if value is not None}
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """The options as they are typed after ``vgpuctl``; None and False: not given."""
+    words = []
+    for name, value in options.items():
+        if value is None or value is False:
+            continue
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            is_time = name in {"ttl", "idle_suspend"} and isinstance(value, int)
+            words.append(f"{value}ns" if is_time else str(value))
+    return words

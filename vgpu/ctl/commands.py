@@ -12,7 +12,7 @@ from typing import Any, Final
 import typer
 import typer.main
 
-LAUNCHING: Final = frozenset({"exec", "run"})
+LAUNCHING: Final = frozenset({"exec", "ray-worker", "run"})
 """Commands that end with the exit code of a program; their own failures are 125."""
 MODULES: Final = {
     "create": "vgpus",
@@ -49,11 +49,14 @@ MODULES: Final = {
     "jupyter": "integrations.jupyter",
     "container": "integrations.container",
     "slurm": "integrations.slurm",
+    "ray": "integrations.ray",
+    "ray-worker": "integrations.ray",
+    "kubelet": "integrations.kubelet",
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""
 ONE_THREAD: Final = frozenset(
-    {"create", "ls", "inspect", "ps", "set", "rm", "prune", "wait", "exec", "run", "status", "gpu"}
+    {"create", "ls", "inspect", "ps", "set", "rm", "prune", "wait", "exec", "run", "ray-worker", "status", "gpu"}
 )
 """Commands that read messages in one thread alone, so that ``vgpu.protocol.building`` may be deferred."""
 

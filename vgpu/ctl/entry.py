@@ -23,10 +23,12 @@ def main() -> int:
         if asked and _has_shown(page(words[:-1])):
             return 0
         interpreter.become("vgpu.ctl", *words)
-    if sys.argv[1:2] == ["slurm"] and len(sys.argv) == 3 and not sys.argv[2].startswith("-"):  # jobs wait for it
-        from vgpu.integrations.slurm import main as hook
+    if sys.argv[1:2] in (["slurm"], ["container"]):
+        from vgpu.ctl.integrations import quick
 
-        return hook(sys.argv[2:])
+        code = quick.main(sys.argv[1:])
+        if code is not None:
+            return code
     from vgpu.ctl.main import main as isolated
 
     return isolated()
@@ -36,7 +38,7 @@ def page(command: list[str]) -> str:
     """The file with the help of ``command``, such as ``["gpu", "set"]``; it need not exist. A word that is no command's
     names no file elsewhere."""
     words = ["vgpuctl", *command]
-    name = "-".join(words) if all(word.isalpha() for word in words) else ""
+    name = "-".join(words) if all(word.replace("-", "").isalpha() for word in words) else ""
     return os.path.join(HELP, f"{name}.txt")  # noqa: PTH118
 
 

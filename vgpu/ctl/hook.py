@@ -58,8 +58,8 @@ def install(system: SystemOption = False, form: OutputOption = Output.TABLE) -> 
 @hook_app.command("uninstall")
 def uninstall(system: SystemOption = False, form: OutputOption = Output.TABLE) -> None:
     """Undo install."""
-    from client_hook.environment import HOOK_NAME
     from client_hook.install import SystemInstallation
+    from client_hook.path_rules import HOOK_NAME
     from vgpu.ctl.present import output
 
     with progress.waiting("removing the hook"):

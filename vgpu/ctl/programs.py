@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from client_hook.environment import Attachment
     from vgpu.protocol.messages import VgpuStatus
 
-_COMMAND: Final = "vgpu.ctl.command"
+COMMAND: Final = "vgpu.ctl.command"
 
 
 class LaunchingCommand(TyperCommand):
@@ -41,7 +41,7 @@ class LaunchingCommand(TyperCommand):
                 "the program's name is empty",
                 "if a variable stands there: it is not set in this shell",
             )
-        ctx.meta[_COMMAND] = command
+        ctx.meta[COMMAND] = command
         return super().parse_args(ctx, own)
 
     def _divided(self, args: list[str]) -> tuple[list[str], list[str]]:
@@ -90,7 +90,7 @@ def exec_(
             ErrorCode.INVALID, "no vGPU named and VGPU_ID is not set", "vgpuctl exec VGPU COMMAND, or vgpuctl ls"
         )
     if not allow_unhooked:
-        _check_preloadable(ctx)
+        check_program(ctx)
     try:
         with ControlLink() as node:
             vgpus = [node.inspect(one.strip()).vgpu for one in vgpu.split(",")]
@@ -101,17 +101,17 @@ def exec_(
         raise
     for one in vgpus:
         _check_owner(one)
-    replace_process(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], vgpus))
+    replace_process(ctx.meta[COMMAND], environment_for(ctx.meta[COMMAND], vgpus))
 
 
-def _check_preloadable(ctx: typer.Context) -> None:
+def check_program(ctx: typer.Context) -> None:
     """Check before anything is made. Reason: a program that loads no hook has the whole GPU, without a sign of it."""
     from client_hook.environment import hook_to_preload
     from client_hook.preloadable import check_preloadable
 
     system_hook = hook_to_preload() is None
     command = f"vgpuctl {ctx.info_name}"
-    check_preloadable(ctx.meta[_COMMAND], os.environ, system_hook=system_hook, command=command)
+    check_preloadable(ctx.meta[COMMAND], os.environ, system_hook=system_hook, command=command)
 
 
 def _check_owner(vgpu: VgpuStatus) -> None:
@@ -139,7 +139,7 @@ def run(
     from vgpu.ctl.detached import detach as fork
 
     if not allow_unhooked:
-        _check_preloadable(ctx)
+        check_program(ctx)
     child = fork() if detach else None
     if isinstance(child, tuple):
         vgpu_id, code = child
@@ -156,7 +156,7 @@ def run(
         try:
             if isinstance(child, Detached):
                 child.made(vgpu.vgpu_id)
-            return supervision.run(ctx.meta[_COMMAND], environment_for(ctx.meta[_COMMAND], [vgpu]))
+            return supervision.run(ctx.meta[COMMAND], environment_for(ctx.meta[COMMAND], [vgpu]))
         finally:
             _remove(vgpu.vgpu_id)
 

@@ -1,9 +1,9 @@
-"""``python -m vgpu.integrations.keeper ENGINE``: keeps a vGPU for as long as the engine has its container.
+"""Keeps a vGPU for as long as the engine has its container.
 
-A program that makes a container (``vgpuctl container run``, the dashboard) starts the keeper with ``start``. ``make``
-makes the vGPU and writes its id to the keeper's stdin. The program closes that once the engine has the container.
-From then on the keeper compares levels, every few seconds: does the engine have a container with this vGPU? No single
-message can be lost. After the keeper's own death ``vgpuctl container ls`` does the same.
+A program that makes a container starts the keeper: by ``fork``, or by ``spawn`` if it has threads, as the dashboard.
+``make`` makes the vGPU and writes its id to the keeper's pipe. The program closes the pipe once the engine has the
+container. From then on the keeper compares levels, every few seconds: does the engine have a container with this vGPU?
+No single message can be lost. After the keeper's own death ``vgpuctl container ls`` does the same.
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ import os
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Final
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
 
+from client_hook import interpreter
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.engines import Engine, at
 
 if TYPE_CHECKING:
-    from vgpu.integrations.claims import Claim
-    from vgpu.node.link import ControlLink
+    from vgpu.api.link import Link, Reading
     from vgpu.protocol.messages import VgpuStatus
-    from vgpu.spec import VgpuSpec
 
 LOOK_S: Final = 3.0
 ENGINE: Final = "engine"
@@ -29,41 +30,29 @@ KEEPER: Final = "keeper"
 """Labels of the claim: the engine's command, and the keeper as ``PID:START``."""
 
 
-def start(engine: Engine) -> subprocess.Popen[str]:
-    """A process that outlives this one, and a signal to its process group."""
-    from client_hook import interpreter
-
-    command = interpreter.command("vgpu.integrations.keeper", engine.path)
-    environment = interpreter.environment(os.environ)
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, start_new_session=True, text=True)
-
-
 def make(
-    node: ControlLink, spec: VgpuSpec, gpu: str, engine: Engine, keeper: subprocess.Popen[str]
-) -> tuple[VgpuStatus, tuple[str, ...]]:
-    """A vGPU that ``keeper`` keeps, and the volumes that bring it into a container."""
-    from uuid import uuid4
-
-    assert keeper.stdin is not None
-    claim = claim_of(spec.name or uuid4().hex, engine, keeper.pid)
-    vgpu = node.create(spec, gpu, claim=claim, attach="mount", confirm=False)
-    volumes = node.inspect(vgpu.vgpu_id).mounts
+    link: Link, spec: Mapping[str, Any], gpu: str, engine: Engine, keeper: int, pipe: int
+) -> tuple[Reading, list[str]]:
+    """A vGPU and its volumes for a container, with fields of a ``VgpuSpec``. ``keeper``, ``pipe``: the keeper's pid and
+    pipe. It has the id before the node keeps the vGPU."""
+    request, uid = uuid4().hex, spec.get("name") or uuid4().hex
+    claim = {"kind": "container", "uid": uid, "labels": labels_of(engine, keeper)}
+    wanted = {"spec": dict(spec), "gpu": gpu, "attach": "mount", "claim": claim, "lifetime": "kept"}
+    vgpu = link.change("create", **wanted, request_id=request)
+    volumes = link.ask("inspect", vgpu=vgpu["vgpu_id"])["mounts"]
     if not volumes:
-        raise VgpuError(
-            ErrorCode.UNAVAILABLE, "the node could not copy the hook for containers", "vgpuctl logs says why"
-        )
-    keeper.stdin.write(f"{vgpu.vgpu_id}\n")
-    keeper.stdin.flush()
-    node.confirm(vgpu)
-    return vgpu, volumes
+        reason = "the node could not copy the hook for containers"
+        raise VgpuError(ErrorCode.UNAVAILABLE, reason, "vgpuctl logs says why")
+    os.write(pipe, vgpu["vgpu_id"].encode())
+    link.change("confirm", request_id=request)
+    return vgpu, list(volumes)
 
 
-def claim_of(uid: str, engine: Engine, keeper_pid: int) -> Claim:
-    from vgpu.integrations.claims import Claim
+def labels_of(engine: Engine, keeper_pid: int) -> dict[str, str]:
+    """Of the claim of a container whose keeper has this pid."""
     from vgpu.protocol.peer import start_time
 
-    labels = {ENGINE: engine.path, KEEPER: f"{keeper_pid}:{start_time(keeper_pid)}"}
-    return Claim("container", uid, labels=labels)
+    return {ENGINE: engine.path, KEEPER: f"{keeper_pid}:{start_time(keeper_pid)}"}
 
 
 def engine_of(vgpu: VgpuStatus) -> Engine | None:
@@ -84,12 +73,12 @@ def is_kept(vgpu: VgpuStatus) -> bool:
 
 def remove(vgpu_id: str) -> None:
     """Remove the vGPU. The node may be down for a while, so ask until it answers."""
-    from vgpu.node.link import PATIENT_S, ControlLink
+    from vgpu.api.link import open_link
 
     while True:
         try:
-            with ControlLink(timeout_s=PATIENT_S) as node:
-                node.remove(vgpu_id, force=True)
+            with open_link() as node:
+                node.change("remove", vgpu=vgpu_id, force=True)
                 return
         except VgpuError as error:
             if error.code in {ErrorCode.NOT_FOUND, ErrorCode.REMOVED, ErrorCode.NOT_YOURS}:
@@ -97,16 +86,56 @@ def remove(vgpu_id: str) -> None:
         time.sleep(LOOK_S)
 
 
-def main() -> None:
-    engine, vgpu_id = at(sys.argv[1]), sys.stdin.readline().strip()
-    sys.stdin.read()  # until the engine's command has ended
+def spawn(engine: Engine) -> subprocess.Popen[bytes]:
+    """A keeper in an interpreter of its own; its stdin is the pipe."""
+    command = interpreter.command("vgpu.integrations.keeper", engine.path)
+    environment = interpreter.environment(os.environ)
+    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+
+
+def fork(engine: Engine) -> tuple[int, int]:
+    """A keeper that outlives this process, and a signal to its process group: its pid, and the end of its pipe where
+    this process writes the vGPU's id. This process has one thread, so the keeper needs no interpreter of its own."""
+    theirs, ours = os.pipe()
+    pid = os.fork()
+    if pid:
+        os.close(theirs)
+        return pid, ours
+    try:
+        os.setsid()
+        os.close(ours)
+        _stand_by(engine, theirs)
+    finally:
+        os._exit(0)
+
+
+def _stand_by(engine: Engine, pipe: int) -> None:
+    said = b""
+    while part := os.read(pipe, 4096):  # until the engine's command has ended
+        said += part
+    if not said:
+        return
+    vgpu_id = said.decode().strip()
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for descriptor in (0, 1, 2):
         os.dup2(nothing, descriptor)
-    while vgpu_id and engine.containers(vgpu_id) != []:
-        time.sleep(LOOK_S)
-    if vgpu_id:
+    if engine.containers(vgpu_id) == []:
         remove(vgpu_id)
+        return
+    argv = interpreter.command("vgpu.integrations.keeper", engine.path, vgpu_id)
+    os.execve(argv[0], argv, interpreter.environment(os.environ))
+
+
+def main() -> None:
+    """With the vGPU as second argument it keeps that; without, it stands by at its stdin first."""
+    engine = at(sys.argv[1])
+    if len(sys.argv) == 2:
+        _stand_by(engine, 0)
+        return
+    vgpu_id = sys.argv[2]
+    while engine.containers(vgpu_id) != []:
+        time.sleep(LOOK_S)
+    remove(vgpu_id)
 
 
 if __name__ == "__main__":

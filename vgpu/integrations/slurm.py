@@ -4,7 +4,7 @@ A job asks for shards: ``--gres=shard:30`` is 30 percent of one GPU, of its comp
 shards of each GPU, so its accounting is exact. ``--comment=vgpu:sm=10,mem=16G`` stays within them.
 
 ==============  ================================================================================================
-``prolog``      root, before the job: makes the vGPU of the claim ``slurm/JOB.NODE`` for the job's user
+``prolog``      root, before the job: makes the vGPU of the claim ``slurm/JOB.NODE`` for the job's user, and its file
 ``task-prolog`` the user, before each task: prints the variables that put the task into the vGPU
 ``epilog``      root, after the job: removes the vGPU; also those of jobs that Slurm does not know any more
 ==============  ================================================================================================
@@ -13,20 +13,28 @@ A Prolog that fails drains the node. So ``prolog`` exits with 0 where the node h
 it if it cannot be requeued, with the reason in the job's comment. Facts: slurm.conf(5), prolog_epilog.html, and runs of
 Slurm 22.05.8.
 
-This module imports nothing that a job would wait for: no pydantic, no typer.
+A job waits for its hooks. So this module imports no pydantic and no typer, jobs without shards start no interpreter,
+and the prolog leaves a shell script at ``slurm/JOB.NODE`` below the node's runtime directory, which is the task prolog.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
+from client_hook import interpreter
+from client_hook.environment import Changes
+from vgpu.api.link import Reading, open_link
+from vgpu.api.programs import attachment, changes
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.protocol.blocking import client_socket
 
 SHARDS: Final = 100
 """Of one GPU, in gres.conf."""
@@ -35,6 +43,13 @@ _COMMENT: Final = re.compile(r"(?:^|\s)vgpu:([a-z]+=[^,\s]+(?:,[a-z]+=[^,\s]+)*)
 _NODES: Final = re.compile(r"Nodes=(\S+) .*?GRES=(\S*)")
 _GRES: Final = re.compile(r"(gpu|shard):(?:[A-Za-z][^:,()]*:)?(\d+)\(IDX:([0-9,-]+)\)")
 
+HOOKS: Final = {
+    "prolog": 'case "$(scontrol -d show job "$SLURM_JOB_ID" || echo shard:)" in '
+    "*shard:*) exec {vgpuctl} slurm prolog;; esac",
+    "task-prolog": 'F={folder}/$SLURM_JOB_ID.$SLURMD_NODENAME; [ ! -e "$F" ] || . "$F"',
+    "epilog": '[ ! -e {folder}/"$SLURM_JOB_ID.$SLURMD_NODENAME" ] || exec {vgpuctl} slurm epilog',
+}
+"""One line of shell each. ``folder``: of the task prologs."""
 CONFIG: Final = """# slurm.conf
 GresTypes=gpu,shard
 Prolog=/etc/slurm/vgpu-prolog
@@ -46,9 +61,7 @@ PrologFlags=Alloc
 # gres.conf
 {devices}
 
-# /etc/slurm/vgpu-prolog, vgpu-task-prolog, vgpu-epilog: mode 0755, each of two lines
-#!/bin/sh
-exec {vgpuctl} slurm prolog         # task-prolog, epilog
+{hooks}
 """
 
 
@@ -119,19 +132,61 @@ def prolog(environment: Mapping[str, str]) -> int:
     found = shards_on(_scontrol("-d", "show", "job", job), environment["SLURMD_NODENAME"])
     if found is None:
         return 0
+    file = folder() / claim_uid(environment)
+    file.parent.mkdir(mode=0o755, exist_ok=True)
+    file.touch()  # from here on the epilog has something to do
     try:
         asked = asked_by(environment.get("SLURM_JOB_COMMENT", ""), *found)
-        _make(environment, asked)
+        vgpu = _make(environment, asked)
     except VgpuError as error:
+        file.unlink()
         _hold(job, str(error))
+        return 0
+    _put(file, script_of(attachment(vgpu).changes({}), vgpu["gpu_uuid"]))
     return 0
+
+
+def folder() -> Path:
+    """Of the task prologs, beside the control socket of the node."""
+    return client_socket().parent / "slurm"
+
+
+def _put(file: Path, text: str) -> None:
+    fresh = file.with_name(f".{file.name}")
+    fresh.write_text(text)
+    fresh.chmod(0o644)
+    fresh.replace(file)
+
+
+def script_of(changes: Changes, gpu_uuid: str) -> str:
+    """The task prolog of a job, in shell. ``changes``: those of an empty environment. A job's own libraries stay: the
+    hook comes last among those to preload, the simulated driver first on the path. A job whose environment has a hook
+    already takes the way by Python."""
+    joined = {
+        "LD_PRELOAD": "${LD_PRELOAD:+$LD_PRELOAD:}%s",
+        "LD_LIBRARY_PATH": "%s${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}",
+    }
+    lines = [f"export {name}={joined.get(name, '%s') % _literal(value)}" for name, value in changes.items() if value]
+    first = f'case "$LD_PRELOAD" in *libvgpu_hook*) exec {shlex.quote(vgpuctl())} slurm task-prolog;; esac'
+    return "\n".join([first, "cat <<END", *lines, f"export CUDA_VISIBLE_DEVICES={gpu_uuid}", "END"]) + "\n"
+
+
+def _literal(text: str) -> str:
+    """As a here-document of the shell has it."""
+    return re.sub(r"([\\$`])", r"\\\1", text)
+
+
+def vgpuctl() -> str:
+    """The command of this installation; Slurm's hooks may have another PATH."""
+    beside = Path(interpreter.files()[0]).with_name("vgpuctl")
+    return str(beside) if beside.exists() else "vgpuctl"
 
 
 def claim_uid(environment: Mapping[str, str]) -> str:
     return f"{environment['SLURM_JOB_ID']}.{environment['SLURMD_NODENAME']}"
 
 
-def _make(environment: Mapping[str, str], asked: Asked) -> None:
+def _make(environment: Mapping[str, str], asked: Asked) -> Reading:
     from vgpu.api.node import Node
     from vgpu.units import parse_bytes
 
@@ -151,7 +206,7 @@ def _make(environment: Mapping[str, str], asked: Asked) -> None:
     labels = {"job": environment["SLURM_JOB_ID"], "user": environment.get("SLURM_JOB_USER", "")}
     claim = {"kind": "slurm", "uid": claim_uid(environment), "labels": labels}
     owner = environment["SLURM_JOB_UID"] if os.geteuid() == 0 else None
-    node.create(sm=asked.sm, mem=memory, gpu=asked.gpu, owner=owner, keep=True, claim=claim)
+    return node.create(sm=asked.sm, mem=memory, gpu=asked.gpu, owner=owner, keep=True, claim=claim).reading
 
 
 def _hold(job: str, reason: str) -> None:
@@ -165,9 +220,6 @@ def _hold(job: str, reason: str) -> None:
 
 def task_prolog(environment: Mapping[str, str]) -> int:
     """Lines that Slurm reads from the standard output of a TaskProlog."""
-    from vgpu.api.link import open_link
-    from vgpu.api.programs import changes
-
     with open_link() as link:
         vgpu = _of_claim(link, claim_uid(environment))
     if vgpu is None:
@@ -179,8 +231,6 @@ def task_prolog(environment: Mapping[str, str]) -> int:
 
 
 def epilog(environment: Mapping[str, str]) -> int:
-    from vgpu.api.link import open_link
-
     with open_link() as link:
         for vgpu in link.ask("list")["vgpus"]:
             claim = vgpu.get("claim") or {}
@@ -188,6 +238,8 @@ def epilog(environment: Mapping[str, str]) -> int:
             mine = claim.get("kind") == "slurm" and uid.endswith(f".{environment['SLURMD_NODENAME']}")
             if mine and (uid == claim_uid(environment) or _is_unknown(claim["labels"].get("job", ""))):
                 _remove(link, vgpu["vgpu_id"])
+                (folder() / uid).unlink(missing_ok=True)
+    (folder() / claim_uid(environment)).unlink(missing_ok=True)
     return 0
 
 
@@ -229,18 +281,17 @@ def _scontrol(*words: str) -> str:
 
 def config(_: Mapping[str, str]) -> int:
     """The lines of Slurm's configuration for this machine."""
-    from vgpu.api.link import open_link
-
     with open_link() as link:
         gpus = link.ask("gpus")["gpus"]
     lines = [f"Name=gpu File=/dev/nvidia{gpu['index']}" for gpu in gpus]
     lines += [f"Name=shard Count={SHARDS} File=/dev/nvidia{gpu['index']}" for gpu in gpus]
+    scripts = [
+        f"# /etc/slurm/vgpu-{name}, mode 0755\n#!/bin/sh\n{line.format(vgpuctl=vgpuctl(), folder=folder())}\n"
+        for name, line in HOOKS.items()
+    ]
     print(
         CONFIG.format(
-            gpus=len(gpus),
-            shards=SHARDS * len(gpus),
-            devices="\n".join(lines),
-            vgpuctl=os.path.abspath(sys.argv[0]),  # noqa: PTH100
+            gpus=len(gpus), shards=SHARDS * len(gpus), devices="\n".join(lines), hooks="\n".join(scripts).rstrip()
         ),
         end="",
     )

@@ -11,11 +11,12 @@ import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
-
-import trio
+from typing import TYPE_CHECKING, Final
 
 from vgpu.identity import Peer, Process
+
+if TYPE_CHECKING:
+    import trio
 
 _CREDENTIALS: Final = struct.Struct("iII")
 # Not named by the socket module of Python 3.11.

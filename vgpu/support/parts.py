@@ -170,9 +170,10 @@ def _hooks() -> dict[str, str]:
     """The digests of all copies of the hook, by which versions can be distinguished."""
     import hashlib
 
-    from client_hook.environment import HOOK_NAME, hook_library
+    from client_hook.environment import hook_library
     from client_hook.errors import HookError
     from client_hook.install import SystemInstallation
+    from client_hook.path_rules import HOOK_NAME
 
     copies = [Path.home() / ".local/lib/vgpu" / HOOK_NAME, SystemInstallation().library]
     try:

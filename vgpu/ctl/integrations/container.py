@@ -10,9 +10,8 @@ from typer.core import TyperCommand
 
 from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import say
-from vgpu.ctl.new_vgpus import node_for_vgpu
 from vgpu.ctl.options import Output, OutputOption, Wanted
-from vgpu.ctl.present import output, progress
+from vgpu.ctl.present import output
 from vgpu.ctl.present.output import Cell
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.share import MEANING
@@ -74,37 +73,10 @@ def run(
     Options of vgpuctl come first, then those of the engine's run. The vGPU stays for as long as the engine has the
     container, and goes with it.
     """
-    from vgpu.integrations import engines, keeper
+    from vgpu.integrations import runner
 
-    found = engines.find(engine)
-    words = [*(["--detach"] if detach else []), *_named(wanted), *ctx.meta[_WORDS]]
-    keeping = keeper.start(found)
-    assert keeping.stdin is not None
-    with keeping.stdin:
-        with node_for_vgpu() as node, progress.waiting("making a vGPU"):
-            vgpu, volumes = keeper.make(node, wanted.spec, wanted.gpu, found, keeping)
-        uuid = "" if vgpu.simulated else vgpu.gpu_uuid
-        code = _run(found.run_command(words, vgpu.vgpu_id, volumes, uuid))
-    containers = found.containers(vgpu.vgpu_id)
-    if containers == [] or (containers is None and code):
-        keeping.kill()
-        keeper.remove(vgpu.vgpu_id)
-    elif containers and not detach:
-        say(f"the container has ended and still exists, with {vgpu.vgpu_id}", f"{found.name} rm frees both")
-    return code
-
-
-def _named(wanted: Wanted) -> list[str]:
-    """The container gets the name of the vGPU."""
-    return [f"--name={wanted.spec.name}"] if wanted.spec.name else []
-
-
-def _run(command: list[str]) -> int:
-    """The engine's exit code."""
-    from client_hook.launcher import Supervision
-
-    with Supervision() as supervision:
-        return supervision.run(command, dict(os.environ))
+    spec = wanted.spec.model_dump(mode="json", exclude_none=True)
+    return runner.run(spec, wanted.gpu, engine, ctx.meta[_WORDS], detach=detach)
 
 
 @container_app.command("ls")

@@ -18,13 +18,13 @@ import trio
 from fastapi import APIRouter, Query
 from fastapi.responses import StreamingResponse
 
+from vgpu.api.link import Link, Reading, open_link
 from vgpu.bounds import Bounded
 from vgpu.config import ImageConfig
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import cgroups, keeper
 from vgpu.integrations.engines import LABEL, SocketEngine
-from vgpu.node.link import PATIENT_S, ControlLink
-from vgpu.protocol.messages import Failure, Processes, ProcessList, VgpuStatus
+from vgpu.protocol.messages import Failure, Processes, ProcessList
 from vgpu.protocol.service import ask
 from vgpu.spec import refuse_like_id
 from vgpu.web.api import LEAST_S, REFUSALS
@@ -52,9 +52,9 @@ class LogOutput(Bounded):
 class Kept:
     """A vGPU for a container that is being made."""
 
-    vgpu: VgpuStatus
-    volumes: tuple[str, ...]
-    keeper: subprocess.Popen[str]
+    vgpu: Reading
+    volumes: list[str]
+    keeper: subprocess.Popen[bytes]
 
     def let_go(self) -> None:
         """From here on the keeper looks whether the engine has the container."""
@@ -74,7 +74,7 @@ class Containers:
         self._kept_by = SocketEngine(address)
         self._control_socket = control_socket
         self._nursery = nursery
-        self._keepers: list[subprocess.Popen[str]] = []
+        self._keepers: list[subprocess.Popen[bytes]] = []
 
     async def all(self) -> list[Container]:
         """Those with a vGPU: by the label, else by the cgroups of the programs that are attached."""
@@ -118,8 +118,8 @@ class Containers:
         await self.engine.check_image(image.image)
         self._keepers = [process for process in self._keepers if process.poll() is None]
         kept = await trio.to_thread.run_sync(self._make, image, name)
-        labels = {LABEL: kept.vgpu.vgpu_id, ENTRY_LABEL: wanted.image}
-        uuid = "" if kept.vgpu.simulated else kept.vgpu.gpu_uuid
+        labels = {LABEL: kept.vgpu["vgpu_id"], ENTRY_LABEL: wanted.image}
+        uuid = "" if kept.vgpu["simulated"] else kept.vgpu["gpu_uuid"]
         try:
             container_id = await self.engine.create(name, image, labels, kept.volumes, uuid)
             try:
@@ -137,21 +137,23 @@ class Containers:
         return await self.one(container_id)
 
     def _make(self, image: ImageConfig, name: str) -> Kept:
-        process = keeper.start(self._kept_by)
+        spec = image.spec(name).model_dump(mode="json", exclude_none=True)
+        process = keeper.spawn(self._kept_by)
+        assert process.stdin is not None
         try:
-            with ControlLink(self._control_socket, timeout_s=PATIENT_S) as node:
-                for number, gpu in enumerate(choices := _gpus(node, image)):
+            with open_link(self._control_socket) as link:
+                for number, gpu in enumerate(choices := _gpus(link, image)):
                     try:
-                        vgpu, volumes = keeper.make(node, image.spec(name), gpu, self._kept_by, process)
+                        made = keeper.make(link, spec, gpu, self._kept_by, process.pid, process.stdin.fileno())
                         break
                     except VgpuError as error:
                         if error.code is not ErrorCode.NO_ROOM or number == len(choices) - 1:
                             raise
         except BaseException:
-            process.communicate("")
+            process.communicate(b"")
             raise
         self._keepers.append(process)
-        return Kept(vgpu, volumes, process)
+        return Kept(*made, process)
 
     async def log(self, container: Container, lines: int, follow: bool) -> AsyncGenerator[bytes, None]:
         """*output* (``LogOutput``) messages, then *end*, or *failure* (``Failure``)."""
@@ -187,14 +189,14 @@ def _said(output: Output) -> bytes:
     return sse("output", LogOutput(stream=output.stream, text=output.text).model_dump_json().encode())
 
 
-def _gpus(node: ControlLink, image: ImageConfig) -> list[str]:
+def _gpus(link: Link, image: ImageConfig) -> list[str]:
     """The GPUs to try, one after the other; the one with most room first."""
     if image.mode is None:
         return ["auto"]
-    fitting = [gpu for gpu in node.gpus() if gpu.mode == image.mode]
+    fitting = [gpu for gpu in link.ask("gpus")["gpus"] if gpu["mode"] == image.mode]
     if not fitting:
         raise VgpuError(ErrorCode.MODE, f"no GPU is in {image.mode} mode", f"vgpuctl gpu set GPU --mode {image.mode}")
-    return [str(gpu.index) for gpu in sorted(fitting, key=lambda gpu: gpu.guaranteed_ratio)]
+    return [str(gpu["index"]) for gpu in sorted(fitting, key=lambda gpu: float(gpu["guaranteed_ratio"]))]
 
 
 def routes(containers: Containers) -> APIRouter:

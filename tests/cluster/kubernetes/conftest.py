@@ -1,0 +1,52 @@
+"""One node with two simulated GPUs for the tests of a file; a kubelet, an API server and a driver for each test."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, Process
+from tests.integration.node import SimulatedNode
+
+
+@pytest.fixture(scope="module")
+def cdi_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cdi")
+
+
+@pytest.fixture(scope="module")
+def shared_node(cdi_folder: Path) -> Iterator[SimulatedNode]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VGPU_CDI_DIR", str(cdi_folder))
+        with SimulatedNode(2) as node:
+            yield node
+
+
+@pytest.fixture
+def node(shared_node: SimulatedNode) -> Iterator[SimulatedNode]:
+    yield shared_node
+    shared_node.clear()
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def kubelet() -> Iterator[FakeKubelet]:
+    folder = Path(tempfile.mkdtemp(prefix="kubelet-"))  # pytest's own paths are too long for sockets
+    yield FakeKubelet(folder)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def driver(node: SimulatedNode, kubelet: FakeKubelet, cluster: FakeCluster) -> Iterator[Process]:
+    with Process(node, kubelet, cluster) as driver:
+        kubelet.register()
+        yield driver

@@ -1,0 +1,114 @@
+"""The manifests: the strict schemas of Kubernetes, and what they say of the command. No API server has read them."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer.main
+import yaml
+from kubernetes_validate import validate
+
+from vgpu.ctl.integrations.kubelet import register
+from vgpu.integrations.kubernetes.profiles import parse_all
+
+ROOT = Path(__file__).parents[3]
+FOLDER = ROOT / "deploy/kubernetes"
+OVERLAYS = ("capacity", "profiles", "plugin", "simulated")
+VERSIONS = ("1.34", "1.35", "1.36", "1.37")
+"""From the first with resource.k8s.io/v1 to the newest that kubernetes-validate has."""
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(path.read_text()))
+
+
+def whole() -> list[dict[str, Any]]:
+    """Every object that stands in a file of its own."""
+    folders = [FOLDER / "base", *(FOLDER / "overlays" / name for name in OVERLAYS)]
+    paths = [folder / name for folder in folders for name in _kustomization(folder)["resources"]]
+    return [one for path in paths if path.is_file() for one in documents(path)]
+
+
+def _kustomization(folder: Path) -> dict[str, Any]:
+    (one,) = documents(folder / "kustomization.yaml")
+    return one
+
+
+@cache
+def built(overlay: str) -> tuple[dict[str, Any], ...]:
+    kubectl = shutil.which("kubectl")
+    if kubectl is None:
+        pytest.skip("kubectl is not installed")
+    done = subprocess.run(
+        [kubectl, "kustomize", str(FOLDER / "overlays" / overlay)], capture_output=True, text=True, check=True
+    )
+    return tuple(yaml.safe_load_all(done.stdout))
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_object_passes_the_strict_schema(version: str) -> None:
+    kinds = [one["kind"] for one in whole()]
+    assert {"DaemonSet", "DeviceClass", "ClusterRole", "ValidatingAdmissionPolicy"} <= set(kinds)
+    for one in whole():
+        validate(one, version, strict=True)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_each_overlay_passes_the_strict_schema(overlay: str, version: str) -> None:
+    for one in built(overlay):
+        validate(one, version, strict=True)
+
+
+def test_a_field_that_kubernetes_lacks_fails() -> None:
+    """The control of the tests above."""
+    (one,) = (one for one in whole() if one["kind"] == "DaemonSet")
+    one["spec"]["template"]["spec"]["containers"][0]["volumesMounts"] = []
+    with pytest.raises(Exception, match="volumesMounts"):
+        validate(one, VERSIONS[-1], strict=True)
+
+
+def kubelet_arguments(overlay: str) -> list[str]:
+    (daemon,) = (one for one in built(overlay) if one["kind"] == "DaemonSet")
+    containers = daemon["spec"]["template"]["spec"]["containers"]
+    (own,) = (one for one in containers if one["command"] == ["vgpuctl", "kubelet"])
+    return list(own["args"])
+
+
+@pytest.mark.parametrize("overlay", OVERLAYS)
+def test_the_arguments_are_the_commands(overlay: str) -> None:
+    app = typer.Typer()
+    register(app)
+    command: Any = typer.main.get_command(app)
+    with command.make_context("kubelet", kubelet_arguments(overlay)) as context:
+        assert context.params["plugin"] is (overlay == "plugin")
+        assert context.params["dra"] is (overlay != "plugin")
+
+
+def test_each_profile_has_a_class() -> None:
+    arguments = kubelet_arguments("profiles")
+    names = {one.name for one in parse_all(arguments[arguments.index("--profiles") + 1])}
+    classes = {one["metadata"]["name"]: one["spec"] for one in built("profiles") if one["kind"] == "DeviceClass"}
+    assert classes.keys() == {"vgpu.dev", *(f"{name}.vgpu.dev" for name in names)}
+    for name in names:
+        assert classes[f"{name}.vgpu.dev"]["extendedResourceName"] == f"vgpu.dev/{name}"
+        assert f'"{name}"' in classes[f"{name}.vgpu.dev"]["selectors"][0]["cel"]["expression"]
+
+
+def test_every_volume_is_mounted_and_every_mount_is_a_volume() -> None:
+    for overlay in OVERLAYS:
+        (daemon,) = (one for one in built(overlay) if one["kind"] == "DaemonSet")
+        pod = daemon["spec"]["template"]["spec"]
+        mounted = {mount["name"] for container in pod["containers"] for mount in container["volumeMounts"]}
+        assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_policy_names_the_account_of_the_driver() -> None:
+    (account,) = (one["metadata"] for one in whole() if one["kind"] == "ServiceAccount")
+    policies = yaml.safe_dump_all([one for one in whole() if one["kind"] == "ValidatingAdmissionPolicy"], width=1000)
+    assert f"system:serviceaccount:{account['namespace']}:{account['name']}" in policies
