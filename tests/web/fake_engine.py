@@ -7,7 +7,7 @@ import re
 import socketserver
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,9 @@ def listening(engine: FakeEngine) -> Iterator[None]:
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))
             self.send_header("Connection", "close")  # so that tests can make it go away
-            self.end_headers()
-            self.wfile.write(data)
+            with suppress(BrokenPipeError):  # its client has gone
+                self.end_headers()
+                self.wfile.write(data)
 
         do_DELETE = do_POST
 

@@ -73,7 +73,7 @@ def test_an_entry_may_ask_for_a_gpu_in_a_mode(api: httpx.Client, node: Simulated
         try:
             made = api.post("containers", json={"image": "beside"}).json()
             assert link.inspect(made["vgpus"][0]).vgpu.gpu_index == 1
-            api.delete(f"containers/{made['id']}")
+            api.delete(f"containers/{made['id']}?force=true")
             eventually(lambda: not claimed(node), "the vGPU goes")
         finally:
             link.set_gpu("1", mode="temporal")
@@ -130,7 +130,8 @@ def test_a_container_stops_starts_again_and_goes(api: httpx.Client, engine: Fake
     assert engine.containers[mine]["State"] == "exited"
     assert api.post(f"containers/{mine[-6:]}/start").status_code == 404
     assert api.post(f"containers/{mine[:62]}/start").json()["state"] == "running"
-    assert api.delete("containers/mine").json()["id"] == mine
+    assert said(api.delete("containers/mine"), 409, ErrorCode.IN_USE) == "container mine is running → stop it first"
+    assert api.delete("containers/mine?force=true").json()["id"] == mine
     assert engine.asked == [
         f"POST /containers/{mine}/stop",
         f"POST /containers/{mine}/start",

@@ -34,9 +34,12 @@ class Place:
         return " of ".join(filter(None, (container, pod)))
 
 
+NOWHERE: Final = Place()
+
+
 def place_in(text: str) -> Place:
     """By the content of a ``/proc/PID/cgroup``, of cgroup v1, v2 or both: each line is ``NUMBER:CONTROLLERS:PATH``."""
-    best = Place()
+    best = NOWHERE
     for line in text.splitlines():
         found = _place(line.split(":", 2)[-1].split("/"))
         if (len(found.containers), len(found.pod)) > (len(best.containers), len(best.pod)):
@@ -59,4 +62,4 @@ def of_process(pid: int, proc: Path = Path("/proc")) -> Place:
     try:
         return place_in((proc / str(pid) / "cgroup").read_text(errors="replace"))
     except OSError:
-        return Place()
+        return NOWHERE

@@ -1,8 +1,8 @@
 """Programs of a vGPU that bypass the hook: when a program is one of these, and how the server responds.
 
 A program escapes its vGPU's limits by an environment without the hook. Or a library binds to the driver alone
-(``dlmopen``, ``RTLD_DEEPBIND``, another copy of the driver). The driver lists it all the same. Its own environment, or
-that of its parents, names the vGPU that it belongs to. Without such evidence the server does nothing to it.
+(``dlmopen``, ``RTLD_DEEPBIND``, another copy of the driver). The driver lists it all the same. Its container, its own
+environment, or that of its parents, names the vGPU that it belongs to. Without such evidence the server does nothing.
 
 Pure: sightings and the time in, commands out. A process is judged once; one that the driver no longer lists is
 forgotten.
@@ -31,13 +31,15 @@ class Response(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
-    """A process that the driver lists and no vGPU has admitted. ``vgpu_id`` "": no evidence names a vGPU."""
+    """A process that the driver lists and no vGPU has admitted. ``vgpu_id`` "": no evidence names a vGPU. ``place``:
+    its container and pod, for people."""
 
     process: Process
     uid: int
     command: str
     memory_bytes: int
     vgpu_id: str
+    place: str = ""
 
 
 @dataclass(frozen=True, slots=True)

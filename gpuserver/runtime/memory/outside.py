@@ -15,6 +15,8 @@ from typing import Final
 from cython_ext.readings import MANAGED, SlotReading
 from gpuserver.runtime.vgpus import away_of, bounded
 from vgpu.identity import Process
+from vgpu.integrations import cgroups
+from vgpu.integrations.cgroups import NOWHERE, Place
 from vgpu.printable import command_name
 from vgpu.protocol.peer import start_time
 from vgpu.units import format_bytes
@@ -31,12 +33,14 @@ large stack."""
 @dataclass(frozen=True, slots=True)
 class UnmanagedProcess:
     """``uid`` −1, ``command`` "": of another PID namespace, or gone. ``command``: the name that the kernel has for it;
-    arguments and environment are its own business, and to read them may mean to wait for its memory."""
+    arguments and environment are its own business, and to read them may mean to wait for its memory. ``place``: its
+    container and pod."""
 
     process: Process
     uid: int
     command: str
     memory_bytes: int
+    place: Place = NOWHERE
 
 
 def outsiders(by_pid: Mapping[int, int], inside: Iterable[int], mps_pid: int | None) -> tuple[UnmanagedProcess, ...]:
@@ -54,7 +58,7 @@ def describe(pid: int, memory_bytes: int) -> UnmanagedProcess:
         began = start_time(pid)
         uid = Path(f"/proc/{pid}").stat().st_uid
         command = command_name(Path(f"/proc/{pid}/comm").read_text(errors="replace").strip())
-    return UnmanagedProcess(Process(pid, began), uid, command, memory_bytes)
+    return UnmanagedProcess(Process(pid, began), uid, command, memory_bytes, cgroups.of_process(pid))
 
 
 def parent_of(pid: int) -> int:
@@ -64,12 +68,18 @@ def parent_of(pid: int) -> int:
     return 0
 
 
+def named(outsider: UnmanagedProcess) -> str:
+    """``process 12 (python, uid 0, container 0123456789ab of pod UID)``, as far as that is known."""
+    facts = [outsider.command, f"uid {outsider.uid}"] if outsider.command else []
+    facts += [str(outsider.place)] if str(outsider.place) else []
+    return f"process {outsider.process.pid}" + (f" ({', '.join(facts)})" if facts else "")
+
+
 def sentence(outsider: UnmanagedProcess) -> str:
     """For people."""
-    named = f"process {outsider.process.pid}"
-    if outsider.command:
-        named += f" ({outsider.command}, uid {outsider.uid})"
-    return f"{named} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
+    return (
+        f"{named(outsider)} uses {format_bytes(outsider.memory_bytes)} of this GPU in no vGPU: nothing here limits it"
+    )
 
 
 def unhooked_by_pid(implicit: Mapping[int, int], used_bytes: int, limit_bytes: int) -> dict[int, int]:

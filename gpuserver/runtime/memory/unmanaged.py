@@ -21,6 +21,7 @@ from gpuserver.runtime.memory.outside import UnmanagedProcess, parent_of
 from gpuserver.runtime.state import GpuState
 from vgpu.event_types import EventType
 from vgpu.identity import Process
+from vgpu.integrations import cgroups
 from vgpu.paths import VGPU_ID, NodePaths
 from vgpu.protocol.peer import start_time
 from vgpu.spec import NAME
@@ -66,10 +67,29 @@ def sightings(
 ) -> list[Sighting]:
     """``inside``: pid → vGPU of each process that a vGPU has admitted; ``owners``: vGPU → its sole user.
     Reads other processes' memory, so it may wait: not for an event loop."""
+    outside = tuple(outside)
+    by_container = vgpus_of_containers(inside) if any(one.place.containers for one in outside) else {}
     return [
-        Sighting(one.process, one.uid, one.command, one.memory_bytes, vgpu_of(one.process.pid, inside, paths, owners))
+        Sighting(
+            one.process,
+            one.uid,
+            one.command,
+            one.memory_bytes,
+            by_container.get(one.place.containers[-1:]) or vgpu_of(one.process.pid, inside, paths, owners),
+            str(one.place),
+        )
         for one in outside
     ]
+
+
+def vgpus_of_containers(inside: Mapping[int, str]) -> dict[tuple[str, ...], str]:
+    """The innermost container → the vGPU of its processes, where that is one. Which container a process is in is the
+    kernel's word, unlike its environment."""
+    found: dict[tuple[str, ...], set[str]] = {}
+    for pid, vgpu_id in inside.items():
+        if container := cgroups.of_process(pid).containers[-1:]:
+            found.setdefault(container, set()).add(vgpu_id)
+    return {container: vgpu_id for container, (vgpu_id, *others) in found.items() if not others}
 
 
 def vgpu_of(pid: int, inside: Mapping[int, str], paths: NodePaths, owners: Mapping[str, int]) -> str:
@@ -119,10 +139,9 @@ def respond(command: Respond) -> str:
         reason = send_signal(seen.process, seen.uid, _SIGNALS[command.response])
         what = f"not {what}: {reason}" if reason else what
     used = format_bytes(seen.memory_bytes)
-    return (
-        f"process {seen.process.pid} ({seen.command}, uid {seen.uid}) of {seen.vgpu_id} uses {used} of this GPU past "
-        f"the hook: {what}"
-    )
+    facts = [seen.command, f"uid {seen.uid}", *([seen.place] if seen.place else [])]
+    named = f"process {seen.process.pid} ({', '.join(facts)}) of {seen.vgpu_id}"
+    return f"{named} uses {used} of this GPU past the hook: {what}"
 
 
 def send_signal(process: Process, uid: int, number: signal.Signals) -> str:

@@ -37,6 +37,8 @@ from vgpu.web.streams import BREATH, BREATH_S, sse
 PENDING: Final = 64
 """Messages of a log between the engine and a page. A slow page makes the engine wait, and nothing else."""
 KEEPER_S: Final = 10.0
+LIVING: Final = frozenset({"running", "paused", "restarting"})
+"""States in which engines refuse a removal, each with a status of its own."""
 
 
 class LogOutput(Bounded):
@@ -248,6 +250,8 @@ def routes(containers: Containers) -> APIRouter:
     async def remove(ref: str, force: bool = False) -> Container:
         """Remove it; its vGPU goes, too. `force`: even while it runs."""
         container = await containers.one(ref)
+        if container.state in LIVING and not force:
+            raise VgpuError(ErrorCode.IN_USE, f"container {container.name} is {container.state}", "stop it first")
         await containers.engine.remove(container.id, force=force)
         return container
 

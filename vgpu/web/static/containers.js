@@ -10,6 +10,7 @@ import { share } from "/static/view.js";
 
 const LOOK_MS = 2000;
 const RUNNING = "running";
+const LIVING = new Set([RUNNING, "paused", "restarting"]);
 // What the engine calls a state, as the page marks states.
 const MARKS = { running: "running", paused: "suspended", created: "starting", restarting: "starting", removing: "removing", dead: "failed" };
 const FIELDS = [{ key: "name", option: "--name", label: "Container name" }];
@@ -121,13 +122,13 @@ export class Containers {
   remove(container) {
     this.removed = container;
     say($("discard-title"), `Remove ${container.name}`);
-    say($("discard-lead"), `${container.state === RUNNING ? "It runs: its programs are killed. " : ""}Its files and its log are deleted. A vGPU that was made for it goes, too.`);
+    say($("discard-lead"), `${LIVING.has(container.state) ? "It runs: its programs are killed. " : ""}Its files and its log are deleted. A vGPU that was made for it goes, too.`);
     this.removal.open();
   }
 
   async submitRemoval() {
     const { id, name, state } = this.removed;
-    await ask("DELETE", `containers/${id}?force=${state === RUNNING}`);
+    await ask("DELETE", `containers/${id}?force=${LIVING.has(state)}`);
     this.page.told(`${name} is removed`);
     this.look();
   }

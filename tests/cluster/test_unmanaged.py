@@ -1,0 +1,68 @@
+"""Programs of real containers that use the GPU past the hook: the messages name the container."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.test_engines import Place, shared_place
+from tests.integration.node import eventually
+
+__all__ = ["shared_place"]
+pytestmark = pytest.mark.slow
+LIBRARY = "/run/vgpu/lib"
+
+
+@pytest.fixture
+def place(shared_place: Place) -> Iterator[Place]:
+    yield shared_place
+    shared_place.engine("rm", "--all", "--force", "--time", "0")
+    shared_place.node.clear()
+
+
+def told(place: Place, kind: str) -> list[str]:
+    with place.node.link() as link:
+        return [event.text for event in link.events(kinds=(kind,))]
+
+
+def own_loader(root: Path) -> str:
+    """A loader that reads another file than ``/etc/ld.so.preload``, as an image may bring one; its path there."""
+    [loader] = root.glob("lib*/ld-linux-*.so.*")
+    data = loader.read_bytes()
+    assert data.count(b"/etc/ld.so.preload\0") == 1
+    own = root / "own-loader"
+    own.write_bytes(data.replace(b"/etc/ld.so.preload\0", b"/etc/ld.so.preloaX\0"))
+    own.chmod(0o755)
+    return "/own-loader"
+
+
+def test_a_program_past_the_hook_is_of_the_vgpu_of_its_container(place: Place) -> None:
+    loader = own_loader(place.root)
+    vgpu = place.create()
+    device = ("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
+    run = ("run", "--name", "one", "--interactive", "--detach", *device, "--rootfs", f"{place.root}:O")
+    container = place.engine(*run, "/probe", "64", "wait").stdout.strip()
+    eventually(lambda: "allocated 0" in place.engine("logs", "one").stdout, "its first program attaches")
+    past = ("--env", f"LD_LIBRARY_PATH={LIBRARY}", "--env", "VGPU_SIM_DIR=/run/vgpu/here/sim")
+    ran = place.engine("exec", "--interactive", "--detach", *past, "one", loader, "/probe", "128", "wait")
+    assert ran.returncode == 0, ran.stderr
+    (text,) = eventually(lambda: told(place, "unmanaged"), "an event names it")
+    assert f"uid 0, container {container[:12]}) of {vgpu.vgpu_id} uses " in text
+    assert text.endswith("past the hook: nothing here limits it")
+
+
+def test_a_program_in_no_vgpu_is_named_with_its_container(place: Place) -> None:
+    loader = own_loader(place.root)
+    vgpu = place.create()
+    with place.node.link() as link:
+        mounts = link.inspect(vgpu.vgpu_id).mounts
+    flags = [
+        flag for mount in mounts if "libvgpu_hook" not in mount and vgpu.vgpu_id not in mount for flag in ("-v", mount)
+    ]
+    flags += ["--env", f"LD_LIBRARY_PATH={LIBRARY}", "--env", "VGPU_SIM_DIR=/run/vgpu/here/sim"]
+    run = ("run", "--interactive", "--detach", *flags, "--rootfs", f"{place.root}:O")
+    container = place.engine(*run, loader, "/probe", "64", "wait").stdout.strip()
+    named = f", container {container[:12]}) uses "
+    eventually(lambda: any(named in text for text in told(place, "outside")), "an event names it")
