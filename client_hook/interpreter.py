@@ -46,6 +46,11 @@ def users_command(module: str, *arguments: str, python: str = "") -> list[str]:
     return [python or sys.executable, "-m", module, *arguments]
 
 
+def option_of(module: str) -> list[str]:
+    """What makes a user's command line of Python run ``module``."""
+    return ["-m", module]
+
+
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
     """``inherited`` without Python's own variables, for processes of ours and for their children."""
     return {name: value for name, value in inherited.items() if not name.startswith("PYTHON")}

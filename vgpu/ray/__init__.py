@@ -96,7 +96,7 @@ def _joined(given: Mapping[str, Any] | None, words: list[str], variables: dict[s
             "leave it out",
         )
     folder, python = os.path.split(interpreter.files()[0])
-    python = "python" if os.path.exists(f"{folder}/python") else python  # noqa: PTH110
+    python = interpreter.LANGUAGE if os.path.exists(f"{folder}/{interpreter.LANGUAGE}") else python  # noqa: PTH110
     own = {"PATH": f"{folder}:${{PATH}}", **variables}
     made["env_vars"] = own | dict(made.get("env_vars") or {})
     made["py_executable"] = shlex.join(["vgpuctl", "ray-worker", *words, "--", python])
