@@ -88,9 +88,14 @@ def remove(vgpu_id: str) -> None:
 
 def spawn(engine: Engine) -> subprocess.Popen[bytes]:
     """A keeper in an interpreter of its own; its stdin is the pipe."""
-    command = interpreter.command("vgpu.integrations.keeper", engine.path)
     environment = interpreter.environment(os.environ)
-    return subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, bufsize=0, start_new_session=True)
+    return subprocess.Popen(
+        _command(engine.path), env=environment, stdin=subprocess.PIPE, bufsize=0, start_new_session=True
+    )
+
+
+def _command(*words: str) -> list[str]:
+    return interpreter.command("vgpu.integrations.keeper", *words)
 
 
 def fork(engine: Engine) -> tuple[int, int]:
@@ -122,7 +127,7 @@ def _stand_by(engine: Engine, pipe: int) -> None:
     if engine.containers(vgpu_id) == []:
         remove(vgpu_id)
         return
-    argv = interpreter.command("vgpu.integrations.keeper", engine.path, vgpu_id)
+    argv = _command(engine.path, vgpu_id)
     os.execve(argv[0], argv, interpreter.environment(os.environ))
 
 
