@@ -20,7 +20,7 @@ import pytest
 
 from tests.cluster import engines
 from tests.cluster.ray_probe import Found, find
-from tests.integration.node import ROOT, SimulatedNode, eventually
+from tests.integration.node import SimulatedNode, eventually
 from vgpu.errors import VgpuError
 
 slow = pytest.mark.slow
