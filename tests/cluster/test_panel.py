@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.cluster import engines
 from tests.cluster.test_engines import Place, placed
 from tests.integration.node import eventually
 from tests.processes import ended
