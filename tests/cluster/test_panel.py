@@ -81,7 +81,10 @@ def client(shared_place: Place, socket: str, tmp_path_factory: pytest.TempPathFa
 def panel(shared_place: Place, client: httpx.Client) -> Iterator[httpx.Client]:
     yield client
     shared_place.remove(*shared_place.engine("ps", "--all", "--format", "{{.Names}}").stdout.split())
-    eventually(shared_place.is_empty, "the keepers remove the vGPUs")
+    try:
+        eventually(shared_place.is_empty, "the keepers remove the vGPUs")
+    finally:
+        shared_place.node.clear()
 
 
 def log(panel: httpx.Client, name: str, *, until: str = "") -> list[tuple[str, str]]:
@@ -139,7 +142,7 @@ def test_an_image_that_is_not_there_leaves_nothing(panel: httpx.Client, shared_p
 
 def test_a_container_of_another_is_shown_by_its_programs_alone(panel: httpx.Client, shared_place: Place) -> None:
     """A device or a mount leaves no label: the kernel's cgroup of the attached process names the container."""
-    vgpu = shared_place.create(name="shared")
+    vgpu = shared_place.create()
     run = ["run", "--detach", "--interactive", "--network", "none"]
     shared_place.engine(*run, "--name", "stranger", IMAGE, "/bin/sleep", "1000")
     with shared_place.node.link() as link:
