@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from tests.cluster.test_engines import Place, shared_place
+from tests.cluster.test_engines import Place, placed
 from tests.integration.node import ROOT, eventually
 
-__all__ = ["shared_place"]
 pytestmark = pytest.mark.slow
 IMAGE = "localhost/howto:1"
 STANDS_FOR = {
@@ -51,24 +50,24 @@ def commands(block: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def imported(shared_place: Place) -> Place:
-    tar = shared_place.podman.with_name("howto.tar")
-    subprocess.run(["tar", "-C", shared_place.root, "-cf", tar, "."], check=True)
-    made = shared_place.engine("import", str(tar), IMAGE)
-    assert made.returncode == 0, made.stderr
-    return shared_place
+def imported(probe: Path) -> Iterator[Place]:
+    with placed("podman", probe) as place:
+        tar = place.command.with_name("howto.tar")
+        subprocess.run(["tar", "-C", place.image[1].removesuffix(":O"), "-cf", tar, "."], check=True)
+        made = place.engine("import", str(tar), IMAGE)
+        assert made.returncode == 0, made.stderr
+        yield place
 
 
 @pytest.fixture
 def place(imported: Place) -> Iterator[Place]:
     yield imported
-    imported.engine("rm", "--all", "--force", "--time", "0")
-    imported.node.clear()
+    imported.clear()
 
 
 def typed(place: Place, line: str) -> str:
     """What ``line`` prints in a shell that finds the test's podman and this vgpuctl."""
-    path = f"{place.podman.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    path = f"{place.command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     pipe = subprocess.PIPE
     shell = place.node.popen(["/bin/sh", "-c", f"PATH={path}; {line}"], stdout=pipe, stderr=pipe)
     out, error = shell.communicate(timeout=120)

@@ -1,4 +1,4 @@
-"""The containers of the dashboard with a real engine: podman's service at its Unix socket, and programs in vGPUs."""
+"""The containers of the dashboard with real engines at their Unix sockets, podman and Docker: programs in vGPUs."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cluster.test_engines import Place, shared_place
+from tests.cluster import engines
+from tests.cluster.test_engines import Place, placed
 from tests.integration.node import eventually
 from tests.processes import ended
 from tests.web.conftest import serving
 from vgpu.config import ImageConfig
 from vgpu.web.containers import engine as engine_api
 
-__all__ = ["shared_place"]
 pytestmark = pytest.mark.slow
 IMAGE = "localhost/probe:1"
 IMAGES = f"""
@@ -42,16 +43,26 @@ sm = 10
 SAID = "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"
 
 
+@pytest.fixture(scope="module", params=["podman", "docker"])
+def shared_place(request: pytest.FixtureRequest, probe: Path) -> Iterator[Place]:
+    with placed(request.param, probe) as place:
+        yield place
+
+
 @pytest.fixture(scope="module")
 def socket(shared_place: Place) -> Iterator[str]:
-    """Of podman's service."""
-    folder = shared_place.podman.parent
+    """Of the engine, which has ``IMAGE``."""
+    folder = shared_place.command.parent
+    if shared_place.command.name == "docker":
+        assert shared_place.engine("tag", shared_place.image[-1], IMAGE).returncode == 0
+        yield f"unix://{folder / 's'}"
+        return
     tar = folder / "root.tar"
-    subprocess.run(["tar", "-C", shared_place.root, "-cf", tar, "."], check=True)
+    subprocess.run(["tar", "-C", shared_place.image[1].removesuffix(":O"), "-cf", tar, "."], check=True)
     imported = shared_place.engine("import", str(tar), IMAGE)
     assert imported.returncode == 0, imported.stderr
     path = folder / "podman.sock"
-    command = [shared_place.podman, "system", "service", "--time=0", f"unix://{path}"]
+    command = [shared_place.command, "system", "service", "--time=0", f"unix://{path}"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as service, ended(service):
         eventually(path.exists, "podman listens")
         yield f"unix://{path}"
@@ -69,8 +80,11 @@ def client(shared_place: Place, socket: str, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def panel(shared_place: Place, client: httpx.Client) -> Iterator[httpx.Client]:
     yield client
-    shared_place.engine("rm", "--all", "--force", "--time", "0")
-    eventually(shared_place.is_empty, "the keepers remove the vGPUs")
+    shared_place.remove(*shared_place.engine("ps", "--all", "--format", "{{.Names}}").stdout.split())
+    try:
+        eventually(shared_place.is_empty, "the keepers remove the vGPUs")
+    finally:
+        shared_place.node.clear()
 
 
 def log(panel: httpx.Client, name: str, *, until: str = "") -> list[tuple[str, str]]:
@@ -127,13 +141,15 @@ def test_an_image_that_is_not_there_leaves_nothing(panel: httpx.Client, shared_p
 
 
 def test_a_container_of_another_is_shown_by_its_programs_alone(panel: httpx.Client, shared_place: Place) -> None:
-    """A CDI device leaves no label: the kernel's cgroup of the attached process names the container."""
-    vgpu = shared_place.create(name="shared")
+    """A device or a mount leaves no label: the kernel's cgroup of the attached process names the container."""
+    vgpu = shared_place.create()
     run = ["run", "--detach", "--interactive", "--network", "none"]
     shared_place.engine(*run, "--name", "stranger", IMAGE, "/bin/sleep", "1000")
-    shared_place.engine(
-        *run, "--name", "guest", "--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}", IMAGE, "/probe", "64", "wait"
-    )
+    with shared_place.node.link() as link:
+        device = [f"--volume={mount}" for mount in link.inspect(vgpu.vgpu_id).mounts]
+    if engines.knows_devices(shared_place.command):
+        device = [f"--device=vgpu.dev/vgpu={vgpu.vgpu_id}"]
+    shared_place.engine(*run, "--name", "guest", *device, IMAGE, "/probe", "64", "wait")
 
     def shown() -> list[tuple[str, list[str]]]:
         return [(one["name"], one["vgpus"]) for one in panel.get("containers").json()]
@@ -146,13 +162,14 @@ def test_a_container_of_another_is_shown_by_its_programs_alone(panel: httpx.Clie
 
 
 def test_podman_takes_the_request_for_docker_too(panel: httpx.Client, shared_place: Place) -> None:
-    """There is no Docker daemon here. Its request body at least passes podman's Docker-compatible route."""
+    if shared_place.command.name != "podman":
+        pytest.skip("all other tests of this file send it to Docker itself")
     vgpu = shared_place.create(name="plain")
     with shared_place.node.link() as link:
         volumes = link.inspect(vgpu.vgpu_id).mounts
     image = ImageConfig.model_validate({"image": IMAGE, "command": ("/probe",), "sm": 30, "network": "none"})
     body = engine_api.docker_body(image, {"vgpu.dev/vgpu": vgpu.vgpu_id}, volumes, "")
-    transport = httpx.HTTPTransport(uds=str(shared_place.podman.with_name("podman.sock")))
+    transport = httpx.HTTPTransport(uds=str(shared_place.command.with_name("podman.sock")))
     with httpx.Client(transport=transport, base_url="http://engine", trust_env=False) as podman:
         made = podman.post("/containers/create", params={"name": "plain"}, json=body)
         assert made.status_code == 201, made.text

@@ -7,19 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster.test_engines import Place, shared_place
+from tests.cluster.test_engines import Place, placed
 from tests.integration.node import eventually
 
-__all__ = ["shared_place"]
 pytestmark = pytest.mark.slow
 LIBRARY = "/run/vgpu/lib"
 
 
+@pytest.fixture(scope="module")
+def podman(probe: Path) -> Iterator[Place]:
+    with placed("podman", probe) as place:
+        yield place
+
+
 @pytest.fixture
-def place(shared_place: Place) -> Iterator[Place]:
-    yield shared_place
-    shared_place.engine("rm", "--all", "--force", "--time", "0")
-    shared_place.node.clear()
+def place(podman: Place) -> Iterator[Place]:
+    yield podman
+    podman.clear()
 
 
 def told(place: Place, kind: str) -> list[str]:
@@ -39,10 +43,10 @@ def own_loader(root: Path) -> str:
 
 
 def test_a_program_past_the_hook_is_of_the_vgpu_of_its_container(place: Place) -> None:
-    loader = own_loader(place.root)
+    loader = own_loader(Path(place.image[1].removesuffix(":O")))
     vgpu = place.create()
     device = ("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
-    run = ("run", "--name", "one", "--interactive", "--detach", *device, "--rootfs", f"{place.root}:O")
+    run = ("run", "--name", "one", "--interactive", "--detach", *device, *place.image)
     container = place.engine(*run, "/probe", "64", "wait").stdout.strip()
     eventually(lambda: "allocated 0" in place.engine("logs", "one").stdout, "its first program attaches")
     past = ("--env", f"LD_LIBRARY_PATH={LIBRARY}", "--env", "VGPU_SIM_DIR=/run/vgpu/here/sim")
@@ -54,7 +58,7 @@ def test_a_program_past_the_hook_is_of_the_vgpu_of_its_container(place: Place) -
 
 
 def test_a_program_in_no_vgpu_is_named_with_its_container(place: Place) -> None:
-    loader = own_loader(place.root)
+    loader = own_loader(Path(place.image[1].removesuffix(":O")))
     vgpu = place.create()
     with place.node.link() as link:
         mounts = link.inspect(vgpu.vgpu_id).mounts
@@ -62,7 +66,7 @@ def test_a_program_in_no_vgpu_is_named_with_its_container(place: Place) -> None:
         flag for mount in mounts if "libvgpu_hook" not in mount and vgpu.vgpu_id not in mount for flag in ("-v", mount)
     ]
     flags += ["--env", f"LD_LIBRARY_PATH={LIBRARY}", "--env", "VGPU_SIM_DIR=/run/vgpu/here/sim"]
-    run = ("run", "--interactive", "--detach", *flags, "--rootfs", f"{place.root}:O")
+    run = ("run", "--interactive", "--detach", *flags, *place.image)
     container = place.engine(*run, loader, "/probe", "64", "wait").stdout.strip()
     named = f", container {container[:12]}) uses "
     eventually(lambda: any(named in text for text in told(place, "outside")), "an event names it")
