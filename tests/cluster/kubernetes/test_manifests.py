@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import shutil
 import subprocess
+import tomllib
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -112,3 +115,20 @@ def test_the_policy_names_the_account_of_the_driver() -> None:
     (account,) = (one["metadata"] for one in whole() if one["kind"] == "ServiceAccount")
     policies = yaml.safe_dump_all([one for one in whole() if one["kind"] == "ValidatingAdmissionPolicy"], width=1000)
     assert f"system:serviceaccount:{account['namespace']}:{account['name']}" in policies
+
+
+def test_the_image_has_the_command_of_the_manifests() -> None:
+    """Its lines are read; no image is built here."""
+    lines = (ROOT / "deploy/Containerfile").read_text().splitlines()
+    said = [tuple(line.split(maxsplit=1)) for line in lines if line and not line.startswith("#")]
+    assert [word for word, _ in said] == ["ARG", "FROM", "COPY", "RUN", "ENTRYPOINT", "CMD"]
+    words = dict(said)
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wheel = words["COPY"].split()[0]
+    assert wheel == f"dist/{project['name'].replace('-', '_')}-*.whl"
+    (extra,) = re.findall(r"\[(\w+)\]", words["RUN"])
+    assert extra in project["optional-dependencies"]
+    (daemon,) = (one for one in whole() if one["kind"] == "DaemonSet")
+    (container,) = daemon["spec"]["template"]["spec"]["containers"]
+    assert json.loads(words["CMD"]) == container["command"]
+    assert container["image"].partition(":")[0] == project["name"]

@@ -209,6 +209,23 @@ def test_the_name_of_a_pod_is_written_once() -> None:
     assert podfacts.names({"vgpu_id": "vgpu-2", "claim": None}, [holder]) is None
 
 
+def test_four_shares_of_another_projects_name_fit_a_gpu(
+    node: SimulatedNode, kubelet: FakeKubelet, kubelets: PluginKubelet, cluster: FakeCluster
+) -> None:
+    name = "nvshare.com/gpu"
+    with Process(node, kubelet, cluster, "--plugin", "--compatible", f"{name}=4"):
+        devices = kubelets.devices(name)
+        assert len(devices) == 8
+        with node.link() as link:
+            card = link.gpus()[0]
+        mine = [device for device in devices if device.startswith(card.uuid)]
+        assert len(kubelets.allocate(name, *mine)) == 4
+    with node.link() as link:
+        made = link.list()
+    assert {(one.gpu_uuid, one.guarantee_ratio, one.limit_ratio) for one in made} == {(card.uuid, 0.25, 1.0)}
+    assert {one.memory_limit_bytes for one in made} == {card.total_memory_bytes >> 20 << 20}
+
+
 @pytest.fixture
 def own(node: SimulatedNode, kubelets: PluginKubelet) -> Plugin:
     """A plugin in this process."""
