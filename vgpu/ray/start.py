@@ -7,6 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from client_hook import interpreter
 from client_hook.launcher import replace_process
 from vgpu.api import programs
 from vgpu.errors import ErrorCode, VgpuError
@@ -42,4 +43,4 @@ def inside(command: Sequence[str], told: dict[str, Any]) -> list[str]:
         raise VgpuError(
             ErrorCode.INVALID, "the command starts no worker of Ray", "give it to Ray as py_executable (vgpu.ray)"
         )
-    return [*command[:at], "-m", "vgpu.ray.worker", json.dumps(told), *command[at:]]
+    return [*command[:at], *interpreter.running_first("vgpu.ray.worker", json.dumps(told), list(command[at:]))]

@@ -12,7 +12,19 @@ from vgpu.errors import ErrorCode, VgpuError
 
 SECTIONS: Final = {
     "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm", "prune"),
-    "Programs in vGPUs": ("run", "exec", "wait", "ps", "deactivate", "hook", "jupyter", "container", "slurm"),
+    "Programs in vGPUs": (
+        "run",
+        "exec",
+        "wait",
+        "ps",
+        "deactivate",
+        "hook",
+        "jupyter",
+        "container",
+        "slurm",
+        "ray",
+        "ray-worker",
+    ),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "logs"),
     "The node": ("serve", "stop", "status", "gpu", "config", "systemd"),
     "This machine": ("doctor", "demo", "verify", "support", "version"),
