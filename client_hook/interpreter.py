@@ -46,9 +46,15 @@ def users_command(module: str, *arguments: str, python: str = "") -> list[str]:
     return [python or sys.executable, "-m", module, *arguments]
 
 
-def option_of(module: str) -> list[str]:
-    """What makes a user's command line of Python run ``module``."""
-    return ["-m", module]
+def place() -> tuple[str, str]:
+    """The folder of this interpreter, and its name there: where another machine of the same image has them."""
+    folder, name = os.path.split(sys.executable)
+    return folder, LANGUAGE if os.path.exists(os.path.join(folder, LANGUAGE)) else name  # noqa: PTH110, PTH118
+
+
+def running_first(module: str, argument: str, script: list[str]) -> list[str]:
+    """Options and script of a user's interpreter, so that ``module`` runs with ``argument``, and the script in it."""
+    return ["-m", module, argument, *script]
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,5 @@
 from vgpu import aio as aio
+from vgpu import dask as dask
 from vgpu import ray as ray
 from vgpu import testing as testing
 from vgpu.api.handle import Vgpu as Vgpu

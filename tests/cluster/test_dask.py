@@ -24,6 +24,7 @@ from tests.integration.node import SimulatedNode, eventually
 from vgpu.errors import VgpuError
 
 slow = pytest.mark.slow
+pytestmark = pytest.mark.timeout(900)  # on a busy machine a worker of Dask takes half a minute to start
 
 
 @pytest.fixture(scope="module")

@@ -31,6 +31,7 @@ from vgpu.ray import room, start
 from vgpu.ray.worker import Share
 
 slow = pytest.mark.slow
+pytestmark = pytest.mark.timeout(900)  # on a busy machine Ray alone takes a minute to start
 
 
 # --- pure

@@ -9,7 +9,6 @@ Ray starts each worker by ``py_executable``. That is ``vgpuctl ray-worker``, whi
 from __future__ import annotations
 
 import math
-import os
 import shlex
 from collections.abc import Mapping
 from typing import Any, Final, Unpack
@@ -95,8 +94,7 @@ def _joined(given: Mapping[str, Any] | None, words: list[str], variables: dict[s
             f"runtime_env has {sorted(taken)[0]} already, and a vGPU needs py_executable",
             "leave it out",
         )
-    folder, python = os.path.split(interpreter.files()[0])
-    python = interpreter.LANGUAGE if os.path.exists(f"{folder}/{interpreter.LANGUAGE}") else python  # noqa: PTH110
+    folder, python = interpreter.place()
     own = {"PATH": f"{folder}:${{PATH}}", **variables}
     made["env_vars"] = own | dict(made.get("env_vars") or {})
     made["py_executable"] = shlex.join(["vgpuctl", "ray-worker", *words, "--", python])

@@ -43,4 +43,4 @@ def inside(command: Sequence[str], told: dict[str, Any]) -> list[str]:
         raise VgpuError(
             ErrorCode.INVALID, "the command starts no worker of Ray", "give it to Ray as py_executable (vgpu.ray)"
         )
-    return [*command[:at], *interpreter.option_of("vgpu.ray.worker"), json.dumps(told), *command[at:]]
+    return [*command[:at], *interpreter.running_first("vgpu.ray.worker", json.dumps(told), list(command[at:]))]
