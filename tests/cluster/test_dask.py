@@ -53,6 +53,14 @@ def test_what_cannot_be_is_refused_before_dask_has_it(dask: Any) -> None:
         dask.options(sm=130)
 
 
+@pytest.mark.parametrize("words", [("--sm", "130"), ("--mem", "8G"), ("--sm", "30", "--priority", "best")])
+def test_the_command_refuses_it_before_it_starts_workers(dask: Any, words: tuple[str, ...]) -> None:
+    import click
+
+    with pytest.raises(click.ClickException, match=r"--sm|--priority"):
+        dask.dask_setup.make_context("dask_setup", list(words))
+
+
 def test_dask_is_not_imported(dask: Any) -> None:
     code = "import sys, vgpu.dask; vgpu.dask.options(sm=30); sys.exit('distributed' in sys.modules)"
     subprocess.run([sys.executable, "-P", "-c", code], check=True)

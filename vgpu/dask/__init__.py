@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any, Final, Unpack, get_type_hints
 
 import click
@@ -49,13 +50,22 @@ class _Preload(click.Command):
     """Parsed by ``dask worker`` itself, in the process that starts workers, and again in each of these processes."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        has_size = bool(args)  # a nanny of LocalCluster has none
         rest = super().parse_args(ctx, args)
         try:
+            if has_size:
+                _check(ctx.params)
             if not (ctx.resilient_parsing or late.is_hooked()):
                 _load_hook_into_children()
         except VgpuError as error:
             raise click.ClickException(str(error)) from error
         return rest
+
+
+def _check(given: Mapping[str, Any]) -> None:
+    from vgpu.spec import VgpuSpec
+
+    VgpuSpec.parse(**fields_of(Options, **{name: given[name] for name in given.keys() - {"gpu", "wait"}}))
 
 
 def _load_hook_into_children() -> None:
