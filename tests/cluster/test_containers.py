@@ -172,6 +172,21 @@ def test_devices_are_written_again_after_a_boot(node: SimulatedNode) -> None:
     eventually(device_file(node, vgpu).exists, "the device is written")
 
 
+def test_the_devices_of_lost_vgpus_go_with_the_next_start(node: SimulatedNode, tmp_path: Path) -> None:
+    vgpu = made(node)
+    folder = device_file(node, vgpu).parent
+    cdi.write(
+        folder, "vgpu-00000000", "train", [container.Mount(str(tmp_path / "lost"), "/run/vgpu/here/vgpu-00000000")]
+    )
+    others = folder / "vgpu.dev-vgpu_other.json"
+    others.write_text('{"devices": []}')
+    os.kill(node.server_pid(vgpu.gpu_index), signal.SIGKILL)
+    eventually(lambda: not cdi.file_of(folder, "vgpu-00000000").exists(), "the device is removed")
+    assert device_file(node, vgpu).exists()
+    assert others.exists()
+    others.unlink()
+
+
 def test_the_hook_is_no_file_below_run(node: SimulatedNode) -> None:
     """Many systems mount /run noexec, and the mount of a container would inherit that."""
     for volume in volumes(node, made(node)):

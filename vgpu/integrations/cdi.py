@@ -42,3 +42,19 @@ def write(folder: Path, vgpu_id: str, name: str | None, mounts: Iterable[Mount])
 
 def remove(folder: Path, vgpu_id: str) -> None:
     file_of(folder, vgpu_id).unlink(missing_ok=True)
+
+
+def sweep(folder: Path) -> list[str]:
+    """Remove the devices whose vGPU's directory is gone, as after a node that was killed and its vGPUs lost. Else an
+    engine would refuse the name of each of them for a new vGPU. Returns the names of the removed files. A file that is
+    not ours is left alone."""
+    removed = []
+    for file in folder.glob("vgpu.dev-vgpu_*.json"):
+        try:
+            first = json.loads(file.read_bytes())["devices"][0]["containerEdits"]["mounts"][0]["hostPath"]
+        except (OSError, ValueError, LookupError, TypeError):
+            continue
+        if not Path(first).exists():
+            file.unlink(missing_ok=True)
+            removed.append(file.name)
+    return removed

@@ -20,12 +20,16 @@ log = get_logger(__name__)
 
 
 class Containers:
-    """``offer`` makes the files of a vGPU or brings them up to date; ``withdraw`` removes them."""
+    """``offer`` makes the files of a vGPU or brings them up to date; ``withdraw`` removes them. A new server first removes
+    the devices of vGPUs that are gone."""
 
     def __init__(self, state: GpuState) -> None:
         self._state = state
         self._paths = state.settings.paths
         self._files: NodeFiles | None = None
+        if self._paths.cdi is not None:
+            with suppress(OSError):
+                cdi.sweep(self._paths.cdi)
 
     def offer(self, vgpu: Vgpu) -> None:
         vgpu_id = vgpu.record.vgpu_id
