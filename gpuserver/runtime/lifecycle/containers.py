@@ -20,8 +20,8 @@ log = get_logger(__name__)
 
 
 class Containers:
-    """``offer`` makes the files of a vGPU or brings them up to date; ``withdraw`` removes them. A new server first removes
-    the devices of vGPUs that are gone."""
+    """``offer`` makes the files of a vGPU or brings them up to date; ``withdraw`` removes them. A new server
+    first removes the devices of vGPUs that are gone."""
 
     def __init__(self, state: GpuState) -> None:
         self._state = state
