@@ -123,7 +123,7 @@ class Cluster:
         script.write_text(
             f"#!/bin/sh\nexport PATH={os.environ['PATH']} SLURM_CONF={self.folder}/slurm.conf\n"
             f'case "$SLURMD_NODENAME" in\n{places}esac\nexec 2>>{self.folder}/{hook}.errors\n'
-            + HOOKS[hook].format(vgpuctl=vgpuctl, folder="$VGPU_RUNTIME_DIR/slurm")
+            + HOOKS[hook].format(vgpuctl=vgpuctl, folder="$VGPU_RUNTIME_DIR/slurm", path=os.environ["PATH"])
             + "\n"
         )
         script.chmod(0o755)

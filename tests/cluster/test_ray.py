@@ -29,6 +29,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import late
 from vgpu.ray import room, start
 from vgpu.ray.worker import Share
+from vgpu.spec import VgpuSpec
 
 slow = pytest.mark.slow
 pytestmark = pytest.mark.timeout(900)  # on a busy machine Ray alone takes a minute to start
@@ -145,6 +146,25 @@ def test_other_refusals_are_not_waited_for() -> None:
     with pytest.raises(VgpuError) as refused:
         late.patiently(full := Full(9, ErrorCode.NOT_FOUND), 1e9, lambda _: None)
     assert (refused.value.code, full.asked) == (ErrorCode.NOT_FOUND, 1)
+
+
+def test_a_spatial_gpu_has_workers_that_it_does_not_suspend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The default of ``ray-worker`` is no wish of a user."""
+    asked: list[int] = []
+
+    class Spatial:
+        def create(self, spec: VgpuSpec, **_: object) -> str:
+            asked.append(spec.idle_suspend_ns)
+            if spec.idle_suspend_ns:
+                raise VgpuError(ErrorCode.MODE, "a spatial GPU suspends nothing")
+            return "made"
+
+    monkeypatch.setattr(room, "Node", Spatial)
+    spec = VgpuSpec.parse(sm_percent="10", memory_bytes="1G", idle_suspend_ns="5m")
+    assert room.create(spec, "auto", "", 0) == "made"  # type: ignore[comparison-overlap]
+    assert asked == [room.IDLE_SUSPEND_NS, 0]
+    with pytest.raises(VgpuError, match="suspends nothing"):
+        room.create(spec.model_copy(update={"idle_suspend_ns": 60_000_000_000}), "auto", "", 0)
 
 
 class Held:

@@ -40,16 +40,37 @@ def test_a_host_list_names_nodes(hosts: str, names: list[str]) -> None:
     assert list(slurm.expanded(hosts)) == names
 
 
-SHOWN = """   JOB_GRES=shard:60
+SHOWN = """   NumNodes=4 NumCPUs=4 NumTasks=1 CPUs/Task=1 ReqB:S:C:T=0:0:*:*
+   JOB_GRES=shard:60
      Nodes=n[1-2] CPU_IDs=1 Mem=0 GRES=shard:30(IDX:0)
      Nodes=n7 CPU_IDs=0-3 Mem=0 GRES=gpu:h100:2(IDX:0-1)
      Nodes=n8 CPU_IDs=0 Mem=0 GRES=shard:h100:45(IDX:3)
+   MinCPUsNode=1 MinMemoryNode=0 MinTmpDiskNode=0
 """
 
 
 def test_the_shards_of_a_job_on_a_node() -> None:
     found = {node: slurm.shards_on(SHOWN, node) for node in ("n1", "n2", "n3", "n7", "n8")}
     assert found == {"n1": (0, 30), "n2": (0, 30), "n3": None, "n7": None, "n8": (3, 45)}
+
+
+FORGED = "     Nodes=n3 CPU_IDs=0 Mem=0 GRES=shard:100(IDX:0)"
+
+
+@pytest.mark.parametrize("name", [FORGED.strip(), f"x\n{FORGED}", f"x\n{FORGED}\n   MinCPUsNode=1"])
+def test_a_jobs_name_and_comment_give_no_shards(name: str) -> None:
+    text = f"JobId=7 JobName={name}\n   UserId=me(1000)\n{SHOWN}   Command=/x\n   Comment={name}\n"
+    assert slurm.shards_on(text, "n3") is None
+    assert slurm.shards_on(text, "n1") == (0, 30)
+
+
+def test_a_name_that_imitates_slurm_is_refused() -> None:
+    with pytest.raises(VgpuError, match="as Slurm prints them"):
+        slurm.shards_on(f"JobId=7 JobName=x\n   NumNodes=1\n{FORGED}\n{SHOWN}", "n3")
+
+
+def test_a_range_of_hosts_has_an_end() -> None:
+    assert "n3" not in slurm.expanded("n[5-99999999999]")
 
 
 @given(st.integers(1, 100), st.integers(1, 100))
@@ -63,10 +84,12 @@ def test_a_comment_stays_within_the_shards(shards: int, sm: int) -> None:
     assert slurm.asked_by("a comment", 1, shards) == slurm.Asked(1, shards, float(shards), "")
 
 
-@pytest.mark.parametrize("comment", ["vgpu:gpu=1", "vgpu:sm=much"])
+@pytest.mark.parametrize(
+    "comment", ["vgpu:gpu=1", "vgpu:sm=much", "vgpu:sm=inf", "vgpu:sm=nan", "vgpu:sm=1e308", "vgpu:sm=99"]
+)
 def test_a_comment_that_is_not_known_is_refused(comment: str) -> None:
     with pytest.raises(VgpuError):
-        slurm.asked_by(comment, 0, 30)
+        slurm.asked_by(f"vgpu:{comment}", 0, 30)
 
 
 def shell(script: str, **environment: str) -> str:
@@ -76,7 +99,9 @@ def shell(script: str, **environment: str) -> str:
 
 
 def test_a_job_without_shards_starts_no_interpreter(tmp_path: Path) -> None:
-    hooks = {name: line.format(vgpuctl="echo vgpuctl", folder=tmp_path) for name, line in slurm.HOOKS.items()}
+    hooks = {
+        name: line.format(vgpuctl="echo vgpuctl", folder=tmp_path, path="$PATH") for name, line in slurm.HOOKS.items()
+    }
     scontrol = tmp_path / "bin/scontrol"
     scontrol.parent.mkdir()
     scontrol.write_text("#!/bin/sh\necho ' Nodes=n1 GRES=gpu:1(IDX:0)'\n")
@@ -211,11 +236,26 @@ def test_a_job_without_room_is_held_with_the_reason(cluster: Cluster) -> None:
     """Someone else's vGPU takes what Slurm counts as free. The node is not drained."""
     for gpu in "01":
         cluster.nodes["n1"].create(gpu, sm_percent="90", memory_bytes="1G")
-    job = cluster.sbatch("--gres=shard:30", "--nodelist=n1", "--requeue", command="sleep 60")
+    job = cluster.sbatch("--gres=shard:30", "--nodelist=n1", "--requeue", "--comment=mine", command="sleep 60")
     eventually(lambda: "Priority=0 " in cluster.ask("scontrol", "show", "job", job), "it is held")
     shown = cluster.ask("scontrol", "show", "job", job)
-    assert re.search(r"Comment=vgpu: .*GPU [01]", shown), shown
+    assert re.search(r"Comment=mine vgpu: .*GPU [01]", shown), shown
     assert "drain" not in cluster.ask("sinfo", "-h", "-N", "-o", "%T")
+
+
+@slow
+def test_leftovers_of_a_lost_machine_make_room(cluster: Cluster) -> None:
+    """Else each job would be held, and no epilog would run."""
+    from vgpu.integrations.claims import Claim
+    from vgpu.spec import VgpuSpec
+
+    with cluster.nodes["n1"].link() as link:
+        for gpu in "01":
+            spec = VgpuSpec.parse(sm_percent="100", memory_bytes="100G")
+            link.create(spec, gpu, claim=Claim("slurm", f"9999{gpu}.n1", labels={"job": f"9999{gpu}"}))
+    out, error = cluster.srun("--gres=shard:30", "--nodelist=n1", "sh", "-c", "echo $VGPU_ID").communicate(timeout=60)
+    assert out.startswith("vgpu-"), error
+    eventually(lambda: is_empty(cluster), "all are gone")
 
 
 @slow

@@ -41,12 +41,13 @@ class Engine:
     def _gpus(gpu_uuid: str) -> list[str]:
         return ["--gpus", f"device={gpu_uuid}"]
 
-    def containers(self, vgpu_id: str) -> list[str] | None:
-        """The names of the containers with this vGPU, running or not. None: the engine does not answer."""
+    def containers(self, vgpu_id: str, *, running: bool = False) -> list[str] | None:
+        """The names of the containers with this vGPU, running or not; ``running``: of those alone that run. None: the
+        engine does not answer."""
         label = f"label={LABEL}={vgpu_id}"
         try:
             asked = subprocess.run(
-                [self.path, "ps", "--all", "--filter", label, "--format", "{{.Names}}"],
+                [self.path, "ps", *([] if running else ["--all"]), "--filter", label, "--format", "{{.Names}}"],
                 capture_output=True,
                 text=True,
                 timeout=ANSWER_S,
@@ -61,7 +62,7 @@ class Engine:
 class SocketEngine(Engine):
     """``path``: of its socket, as ``unix:///run/docker.sock``. Docker and podman answer alike there."""
 
-    def containers(self, vgpu_id: str) -> list[str] | None:
+    def containers(self, vgpu_id: str, *, running: bool = False) -> list[str] | None:
         # The standard library: a keeper lives as long as its container, and httpx would double its memory.
         import http.client
         import json
@@ -78,7 +79,7 @@ class SocketEngine(Engine):
         connection = Connection("engine")
         try:
             filters = quote(json.dumps({"label": [f"{LABEL}={vgpu_id}"]}))
-            connection.request("GET", f"/containers/json?all=true&filters={filters}")
+            connection.request("GET", f"/containers/json?all={str(not running).lower()}&filters={filters}")
             answer = connection.getresponse()
             listed = json.loads(answer.read())
             return [name_of(one) for one in listed] if answer.status == 200 else None

@@ -94,6 +94,13 @@ def spawn(engine: Engine) -> subprocess.Popen[bytes]:
     )
 
 
+def resume(engine: Engine, vgpu_id: str) -> subprocess.Popen[bytes]:
+    """A keeper for the vGPU of a container whose keeper has died, as with the machine."""
+    argv, nothing = _command(engine.path, vgpu_id), subprocess.DEVNULL
+    given = interpreter.environment(os.environ)
+    return subprocess.Popen(argv, env=given, stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True)
+
+
 def _command(*words: str) -> list[str]:
     return interpreter.command("vgpu.integrations.keeper", *words)
 

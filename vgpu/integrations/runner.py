@@ -10,11 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from client_hook.launcher import Supervision
 from vgpu.api.link import open_link_for_vgpu
 from vgpu.integrations import engines, keeper
+
+STARTED_NONE: Final = range(125, 128)
+"""Exit codes of an engine that could not start the container."""
 
 
 def run(spec: Mapping[str, Any], gpu: str, engine: str, words: Sequence[str], *, detach: bool) -> int:
@@ -33,12 +36,12 @@ def run(spec: Mapping[str, Any], gpu: str, engine: str, words: Sequence[str], *,
         with Supervision() as supervision:
             code = supervision.run(found.run_command(given, vgpu_id, volumes, uuid), dict(os.environ))
         containers = found.containers(vgpu_id)
-        if containers == [] or (containers is None and code):
+        if containers == [] or (containers is None and code in STARTED_NONE):
             os.kill(pid, signal.SIGKILL)
             keeper.remove(vgpu_id)
     finally:
         os.close(pipe)
-    if containers and not detach:
+    if containers and not detach and not found.containers(vgpu_id, running=True):
         print(
             f"vgpuctl: the container has ended and still exists, with {vgpu_id}\n  → {found.name} rm frees both",
             file=sys.stderr,

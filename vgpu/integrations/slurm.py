@@ -22,6 +22,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,20 +37,33 @@ from vgpu.api.programs import attachment, changes
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.blocking import client_socket
 
+MOST_NODES: Final = 65_536
+"""In one range of a host list."""
+MOST_PERCENT: Final = 1e6
+"""A number above it is a slip, and none that arithmetic should see."""
 SHARDS: Final = 100
 """Of one GPU, in gres.conf."""
 ANSWER_S: Final = 20.0
 _COMMENT: Final = re.compile(r"(?:^|\s)vgpu:([a-z]+=[^,\s]+(?:,[a-z]+=[^,\s]+)*)")
-_NODES: Final = re.compile(r"Nodes=(\S+) .*?GRES=(\S*)")
+_FACTS: Final = re.compile(r"^   NumNodes=.*?^   MinCPUsNode=", re.MULTILINE | re.DOTALL)
+"""The part of ``scontrol -d show job`` about nodes. No word of it is a user's: names and comments stand outside."""
+_BEGINNING: Final = re.compile(r"^   NumNodes=", re.MULTILINE)
+_NODES: Final = re.compile(r"^ +Nodes=(\S+) .*?GRES=(\S*)", re.MULTILINE)
 _GRES: Final = re.compile(r"(gpu|shard):(?:[A-Za-z][^:,()]*:)?(\d+)\(IDX:([0-9,-]+)\)")
 
 HOOKS: Final = {
-    "prolog": 'case "$(scontrol -d show job "$SLURM_JOB_ID" || echo shard:)" in '
+    "prolog": 'PATH={path}; export PATH; case "$(scontrol -d show job "$SLURM_JOB_ID" || echo shard:)" in '
     "*shard:*) exec {vgpuctl} slurm prolog;; esac",
     "task-prolog": 'F={folder}/$SLURM_JOB_ID.$SLURMD_NODENAME; [ ! -e "$F" ] || . "$F"',
-    "epilog": '[ ! -e {folder}/"$SLURM_JOB_ID.$SLURMD_NODENAME" ] || exec {vgpuctl} slurm epilog',
+    "epilog": "PATH={path}; export PATH; "
+    '[ ! -e {folder}/"$SLURM_JOB_ID.$SLURMD_NODENAME" ] || exec {vgpuctl} slurm epilog',
 }
-"""One line of shell each. ``folder``: of the task prologs."""
+"""One line of shell each. ``folder``: of the task prologs. ``path``: of Slurm's commands, since Slurm sets no PATH."""
+REFUSED: Final = "exit 1\n"
+"""The task prolog of a job without its vGPU: no task begins."""
+CAUSED_BY_JOBS: Final = frozenset(
+    {ErrorCode.INVALID, ErrorCode.NO_ROOM, ErrorCode.EXISTS, ErrorCode.MODE, ErrorCode.FULL, ErrorCode.AMBIGUOUS}
+)
 CONFIG: Final = """# slurm.conf
 GresTypes=gpu,shard
 Prolog=/etc/slurm/vgpu-prolog
@@ -82,14 +96,17 @@ def expanded(hosts: str) -> Iterator[str]:
             yield name
         for part in filter(None, ranges.split(",")):
             first, _, last = part.partition("-")
-            for number in range(int(first), int(last or first) + 1):
+            for number in range(int(first), min(int(last or first), int(first) + MOST_NODES) + 1):
                 yield f"{name}{number:0{len(first)}d}"
 
 
 def shards_on(text: str, node: str) -> tuple[int, int] | None:
     """GPU and shards of a job on this node, by ``scontrol -d show job``; None: the job has no shards there. Nodes that
-    are alike share one line."""
-    for hosts, gres in _NODES.findall(text):
+    are alike share one line. ``VgpuError`` (invalid): a name or comment of the job imitates these lines."""
+    if len(_BEGINNING.findall(text)) > 1:
+        reason = "the job's name or comment has lines as Slurm prints them"
+        raise VgpuError(ErrorCode.INVALID, reason, "sbatch --job-name=NAME")
+    for hosts, gres in _NODES.findall("".join(_FACTS.findall(text))):
         if node in expanded(hosts):
             for kind, count, indices in _GRES.findall(gres):
                 if kind == "shard":
@@ -106,6 +123,8 @@ def asked_by(comment: str, gpu: int, shards: int) -> Asked:
         raise VgpuError(ErrorCode.INVALID, text, "it may have sm= and mem=, as in --comment=vgpu:sm=10,mem=16G")
     try:
         sm = float(wanted.get("sm", shards * 100 / SHARDS))
+        if not abs(sm) <= MOST_PERCENT:
+            raise ValueError
     except ValueError:
         raise VgpuError(ErrorCode.INVALID, f"{wanted['sm']!r} is no percentage", "--comment=vgpu:sm=10") from None
     if sm * SHARDS > shards * 100:
@@ -127,20 +146,27 @@ def main(words: Sequence[str]) -> int:
 
 
 def prolog(environment: Mapping[str, str]) -> int:
-    """Always 0 for what a job can cause."""
-    job = environment["SLURM_JOB_ID"]
-    found = shards_on(_scontrol("-d", "show", "job", job), environment["SLURMD_NODENAME"])
-    if found is None:
-        return 0
+    """0 for what a job can cause. ``VgpuError``: the machine's fault, for which Slurm drains it."""
+    job, node = environment["SLURM_JOB_ID"], environment["SLURMD_NODENAME"]
     file = folder() / claim_uid(environment)
     file.parent.mkdir(mode=0o755, exist_ok=True)
-    file.touch()  # from here on the epilog has something to do
     try:
+        found = shards_on(_output("scontrol", "-d", "show", "job", job), node)
+        if found is None:
+            return 0
+        _put(file, REFUSED)  # until there is a vGPU; and the epilog has something to do
         asked = asked_by(environment.get("SLURM_JOB_COMMENT", ""), *found)
-        vgpu = _make(environment, asked)
+        try:
+            vgpu = _make(environment, asked)
+        except VgpuError as error:
+            if error.code is not ErrorCode.NO_ROOM or not _sweep(node):
+                raise
+            vgpu = _make(environment, asked)
     except VgpuError as error:
-        file.unlink()
-        _hold(job, str(error))
+        if error.code not in CAUSED_BY_JOBS:
+            raise
+        _put(file, REFUSED)
+        _hold(job, environment.get("SLURM_JOB_COMMENT", ""), str(error))
         return 0
     _put(file, script_of(attachment(vgpu).changes({}), vgpu["gpu_uuid"]))
     return 0
@@ -209,13 +235,13 @@ def _make(environment: Mapping[str, str], asked: Asked) -> Reading:
     return node.create(sm=asked.sm, mem=memory, gpu=asked.gpu, owner=owner, keep=True, claim=claim).reading
 
 
-def _hold(job: str, reason: str) -> None:
-    """The job waits, held, with the reason in its comment; one that cannot be requeued is cancelled."""
+def _hold(job: str, comment: str, reason: str) -> None:
+    """The job waits, held, with the reason behind its own comment; one that cannot be requeued is cancelled."""
     text = "vgpu: " + re.sub(r"[^\w .,:;%/()+-]", "'", reason)[:200]
-    subprocess.run(["scontrol", "update", f"job={job}", f"comment={text}"], check=False, timeout=ANSWER_S)
-    held = subprocess.run(["scontrol", "requeuehold", job], check=False, timeout=ANSWER_S, capture_output=True)
-    if held.returncode != 0:
-        subprocess.run(["scancel", job], check=False, timeout=ANSWER_S)
+    own = comment.partition("vgpu: ")[0].rstrip()
+    _run("scontrol", "update", f"job={job}", f"comment={own} {text}".replace("comment= ", "comment="))
+    if _run("scontrol", "requeuehold", job).returncode != 0:
+        _run("scancel", job)
 
 
 def task_prolog(environment: Mapping[str, str]) -> int:
@@ -232,15 +258,30 @@ def task_prolog(environment: Mapping[str, str]) -> int:
 
 def epilog(environment: Mapping[str, str]) -> int:
     with open_link() as link:
+        if (vgpu := _of_claim(link, claim_uid(environment))) is not None:
+            _remove(link, vgpu["vgpu_id"])
+    (folder() / claim_uid(environment)).unlink(missing_ok=True)
+    _sweep(environment["SLURMD_NODENAME"])
+    return 0
+
+
+def _sweep(node: str) -> bool:
+    """Remove the vGPUs of jobs that are not on this node any more, as after a crash of the machine. Whether there were
+    any."""
+    listed = _run("squeue", "--noheader", f"--nodelist={node}", "--format=%A")
+    if listed.returncode != 0:
+        return False
+    here = {f"{job}.{node}" for job in listed.stdout.split()}
+    swept = False
+    with open_link() as link:
         for vgpu in link.ask("list")["vgpus"]:
             claim = vgpu.get("claim") or {}
             uid = claim.get("uid", "")
-            mine = claim.get("kind") == "slurm" and uid.endswith(f".{environment['SLURMD_NODENAME']}")
-            if mine and (uid == claim_uid(environment) or _is_unknown(claim["labels"].get("job", ""))):
+            if claim.get("kind") == "slurm" and uid.endswith(f".{node}") and uid not in here:
                 _remove(link, vgpu["vgpu_id"])
                 (folder() / uid).unlink(missing_ok=True)
-    (folder() / claim_uid(environment)).unlink(missing_ok=True)
-    return 0
+                swept = True
+    return swept
 
 
 def _remove(link: Any, vgpu_id: str) -> None:
@@ -259,23 +300,19 @@ def _of_claim(link: Any, uid: str) -> dict[str, Any] | None:
     return None
 
 
-def _is_unknown(job: str) -> bool:
-    """Whether Slurm does not know the job any more. False where Slurm does not answer."""
-    asked = subprocess.run(
-        ["scontrol", "show", "job", job], check=False, timeout=ANSWER_S, capture_output=True, text=True
-    )
-    return asked.returncode != 0 and "Invalid job id" in asked.stderr
-
-
-def _scontrol(*words: str) -> str:
+def _run(*words: str) -> subprocess.CompletedProcess[str]:
+    """A command of Slurm; code 1 where it does not answer."""
     try:
-        asked = subprocess.run(["scontrol", *words], check=False, timeout=ANSWER_S, capture_output=True, text=True)
+        return subprocess.run(words, check=False, timeout=ANSWER_S, capture_output=True, text=True)
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise VgpuError(
-            ErrorCode.UNAVAILABLE, f"scontrol cannot be asked: {error}", "is Slurm's bin on PATH?"
-        ) from None
+        return subprocess.CompletedProcess(words, 1, "", str(error))
+
+
+def _output(*words: str) -> str:
+    asked = _run(*words)
     if asked.returncode != 0:
-        raise VgpuError(ErrorCode.UNAVAILABLE, f"scontrol refuses: {asked.stderr.strip()}", "scontrol ping")
+        reason = f"{words[0]} does not answer: {asked.stderr.strip()}"
+        raise VgpuError(ErrorCode.UNAVAILABLE, reason, "scontrol ping; is Slurm's bin on PATH?")
     return asked.stdout
 
 
@@ -285,9 +322,11 @@ def config(_: Mapping[str, str]) -> int:
         gpus = link.ask("gpus")["gpus"]
     lines = [f"Name=gpu File=/dev/nvidia{gpu['index']}" for gpu in gpus]
     lines += [f"Name=shard Count={SHARDS} File=/dev/nvidia{gpu['index']}" for gpu in gpus]
+    commands = shutil.which("scontrol")
+    path = f"{Path(commands).parent}:/usr/bin:/bin" if commands else "/usr/local/bin:/usr/bin:/bin"
+    places = {"vgpuctl": vgpuctl(), "folder": folder(), "path": path}
     scripts = [
-        f"# /etc/slurm/vgpu-{name}, mode 0755\n#!/bin/sh\n{line.format(vgpuctl=vgpuctl(), folder=folder())}\n"
-        for name, line in HOOKS.items()
+        f"# /etc/slurm/vgpu-{name}, mode 0755\n#!/bin/sh\n{line.format(**places)}\n" for name, line in HOOKS.items()
     ]
     print(
         CONFIG.format(

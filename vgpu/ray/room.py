@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from vgpu.api.handle import Vgpu
 from vgpu.api.node import Node
-from vgpu.errors import VgpuError
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import late
 from vgpu.spec import VgpuSpec
 
@@ -23,6 +23,8 @@ IDLE_S: Final = 2.0
 """A worker that is idle for so long gives its vGPU to one that waits. Ray ends surplus workers after one second."""
 IDLE: Final = b"ray::IDLE"
 """The title of a worker without a task (ray/_private/worker.py)."""
+IDLE_SUSPEND_NS: Final = 300_000_000_000
+"""The default of workers: Ray keeps idle ones."""
 WORKER_ID: Final = "--worker-id="
 
 
@@ -38,7 +40,17 @@ def create(spec: VgpuSpec, gpu: str, claim: str, wait_s: float) -> Vgpu:
     """
     node = Node()
     asked: dict[str, Any] = {"claim": {"kind": "ray", "uid": claim}} if claim else {}
-    return late.patiently(lambda: node.create(spec, gpu=gpu, **asked), wait_s, Reclaiming(node).look)
+
+    def make() -> Vgpu:
+        try:
+            return node.create(spec, gpu=gpu, **asked)
+        except VgpuError as error:
+            if error.code is not ErrorCode.MODE or spec.idle_suspend_ns != IDLE_SUSPEND_NS:
+                raise
+        # The default, which no user gave; a spatial GPU suspends nothing.
+        return node.create(spec.model_copy(update={"idle_suspend_ns": 0}), gpu=gpu, **asked)
+
+    return late.patiently(make, wait_s, Reclaiming(node).look)
 
 
 class Reclaiming:

@@ -72,7 +72,9 @@ async def serve(
         if engine:
             from vgpu.web.containers.routes import Containers, routes
 
-            routers = [*routers, routes(Containers(engine, images, control_socket, feed, nursery))]
+            containers = Containers(engine, images, control_socket, feed, nursery)
+            nursery.start_soon(trio.to_thread.run_sync, containers.resume)
+            routers = [*routers, routes(containers)]
         app = application(control_socket, feed, Timelines(control_socket, nursery), rules, routers, engine)
         await serve_http(app, listening, ready, STOP_S, limits)
         nursery.cancel_scope.cancel()

@@ -167,6 +167,28 @@ def test_what_others_were_promised_is_not_offered() -> None:
     assert device["capacity"]["memory"]["value"] == f"{60 * 1024}Mi"
 
 
+@pytest.mark.parametrize(
+    ("ours", "memory"),
+    [({"spec": {"memory_bytes": 40 * GIB, "oversubscribe": "swap"}}, 40), ({"state": "idle-suspended"}, 40)],
+    ids=["oversubscribed", "suspended"],
+)
+def test_what_the_gpus_sums_leave_out_is_taken_off_once(ours: dict[str, Any], memory: int) -> None:
+    here = gpu(guaranteed_ratio=0.3, guaranteed_memory_bytes=40 * GIB)  # another vGPU's
+    ratio = 0.0 if "spec" in ours else 0.5
+    vgpus = [vgpu(ratio, 40 * GIB) | ours, vgpu(0.3, 40 * GIB, None)]
+    ((device,),) = [one["devices"] for one in dra.slices(NODE, [here], vgpus)]
+    assert device["capacity"]["memory"]["value"] == f"{memory * 1024}Mi"
+    assert device["capacity"]["sm"]["value"] == "70"
+
+
+def test_a_claim_of_another_user_is_none() -> None:
+    """Any user may make a vGPU whose claim names an object of the cluster."""
+    mine, other = ({**vgpu(0.5, GIB), "owner_uid": uid, "vgpu_id": f"vgpu-{uid}"} for uid in (0, 1000))
+    own = dra.own([mine, other], 0)
+    assert [one["claim"] for one in own] == [mine["claim"], None]
+    assert mine["claim"] is not None
+
+
 def test_a_gpu_without_room_is_no_device() -> None:
     full = gpu(guaranteed_ratio=1.0)
     assert [one["devices"] for one in dra.slices(NODE, [full], [vgpu(1.0, GIB, None)])] == [[]]

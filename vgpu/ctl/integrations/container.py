@@ -81,7 +81,7 @@ def run(
 
 @container_app.command("ls")
 def ls(form: OutputOption = Output.TABLE) -> None:
-    """List the vGPUs of containers. Those whose container is gone are removed first."""
+    """List the vGPUs of containers. Your own whose container is gone are removed first."""
     from vgpu.integrations.keeper import engine_of, is_kept
     from vgpu.node.link import ControlLink
 
@@ -90,8 +90,9 @@ def ls(form: OutputOption = Output.TABLE) -> None:
         rows: list[list[Cell]] = []
         kept = []
         for vgpu, engine in found:
-            containers = engine.containers(vgpu.vgpu_id)
-            if containers == [] and not is_kept(vgpu) and os.getuid() in {0, vgpu.owner_uid}:
+            # The claim of another user names a program of that user: it is not run here.
+            containers = engine.containers(vgpu.vgpu_id) if vgpu.owner_uid == os.getuid() else None
+            if containers == [] and not is_kept(vgpu):
                 node.remove(vgpu.vgpu_id, force=True)
                 say(f"{vgpu.vgpu_id} is removed: {engine.name} does not have its container any more")
                 continue

@@ -46,6 +46,7 @@ _FIELDS: Final = {
     "onServerLoss": "on_server_loss",
     "idleSuspend": "idle_suspend_ns",
 }
+_SUSPENDED: Final = frozenset({"suspended", "idle-suspended"})
 Object = Mapping[str, Any]
 
 
@@ -195,6 +196,11 @@ class Report:
     vgpu: Made
 
 
+def own(vgpus: Iterable[Object], uid: int) -> list[Object]:
+    """The node's vGPUs, where a claim of another user than ``uid`` is none: any user may name a claim as they like."""
+    return [vgpu if vgpu["owner_uid"] == uid else {**vgpu, "claim": None} for vgpu in vgpus]
+
+
 def made_of(vgpus: Iterable[Object], kind: str = KIND) -> list[Made]:
     return [
         Made(
@@ -253,10 +259,14 @@ def _portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
 def _offered(gpu: Object, vgpus: Iterable[Object]) -> tuple[int, int]:
     """Compute in percent and memory in bytes: of the GPU, less what is promised to vGPUs that are not ours."""
     ours = [
-        vgpu for vgpu in vgpus if vgpu["gpu_index"] == gpu["index"] and (vgpu.get("claim") or {}).get("kind") == KIND
+        vgpu
+        for vgpu in vgpus
+        if vgpu["gpu_index"] == gpu["index"]
+        and (vgpu.get("claim") or {}).get("kind") == KIND
+        and vgpu.get("state") not in _SUSPENDED  # the GPU's sums leave it out
     ]
     compute = sum(vgpu["guarantee_ratio"] * vgpu["sm_percent_granted"] / 100 for vgpu in ours)
-    memory = sum(vgpu["spec"]["memory_bytes"] for vgpu in ours)
+    memory = sum(vgpu["spec"]["memory_bytes"] for vgpu in ours if not vgpu["spec"].get("oversubscribe"))
     others = max(0.0, gpu["guaranteed_ratio"] - compute), max(0, gpu["guaranteed_memory_bytes"] - memory)
     sm = 100 - math.ceil(round(others[0] * 100, 3))
     return max(0, sm), max(0, gpu["total_memory_bytes"] - others[1]) // MIB * MIB

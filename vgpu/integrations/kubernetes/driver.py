@@ -6,6 +6,7 @@ is the same after the end of any process. Two calls for one claim wait for each 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -100,7 +101,7 @@ class Driver:
         if not dra.is_reserved(claim):
             raise VgpuError(ErrorCode.INVALID, f"no pod has reserved the claim {name}")
         with self._node.open_link() as link:
-            gpus, vgpus = link.ask("gpus")["gpus"], link.ask("list")["vgpus"]
+            gpus, vgpus = link.ask("gpus")["gpus"], dra.own(link.ask("list")["vgpus"], os.geteuid())
         wanted = dra.wanted_of(claim, self._cluster.node, gpus)
         return [self._device(one, self._found(one, vgpus) or self._make(one)) for one in wanted]
 
@@ -156,7 +157,8 @@ class Driver:
         """Bring the node's slices up to date. ``check``: also if nothing changed here, since the kubelet removes the
         slices of drivers that it does not see. ``VgpuError``."""
         with self._node.open_link() as link:
-            specs = dra.slices(self._cluster.node, link.ask("gpus")["gpus"], link.ask("list")["vgpus"], profiles)
+            gpus, vgpus = link.ask("gpus")["gpus"], dra.own(link.ask("list")["vgpus"], os.geteuid())
+        specs = dra.slices(self._cluster.node, gpus, vgpus, profiles)
         changed = specs != self._published
         if (changed or check) and self._cluster.publish(specs, changed=changed):
             log.info("the node's slices are published", devices=sum(len(one.get("devices", ())) for one in specs))
@@ -166,7 +168,7 @@ class Driver:
 
     def _listed(self) -> list[Object]:
         with self._node.open_link() as link:
-            return list(link.ask("list")["vgpus"])
+            return dra.own(link.ask("list")["vgpus"], os.geteuid())
 
     def _made_for(self, claim_uid: str) -> list[Made]:
         return [one for one in dra.made_of(self._listed()) if one.claim_uid == claim_uid]

@@ -8,6 +8,7 @@ say when a pod has ended. So the vGPU of a device that no container has is remov
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -247,4 +248,4 @@ class Plugin:
 
     def _read(self) -> tuple[list[Object], list[Object]]:
         with self._node.open_link() as link:
-            return link.ask("gpus")["gpus"], link.ask("list")["vgpus"]
+            return link.ask("gpus")["gpus"], dra.own(link.ask("list")["vgpus"], os.geteuid())

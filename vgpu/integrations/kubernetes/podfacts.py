@@ -5,6 +5,7 @@ The labels of a vGPU's claim get the names, so ``vgpuctl ps``, ``inspect`` and t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from vgpu.api.link import Link
 from vgpu.api.node import Node
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import cdi
-from vgpu.integrations.kubernetes import wire
+from vgpu.integrations.kubernetes import dra, wire
 from vgpu.integrations.kubernetes.dra import Object
 
 ANSWER_S: Final = 20.0
@@ -79,7 +80,7 @@ def names(vgpu: Object, found: Iterable[Holder]) -> dict[str, str] | None:
 def name_vgpus(node: Node, found: Sequence[Holder]) -> None:
     """Bring the labels of all vGPUs up to date. ``VgpuError``: the node does not answer."""
     with node.open_link() as link:
-        for vgpu in link.ask("list")["vgpus"]:
+        for vgpu in dra.own(link.ask("list")["vgpus"], os.geteuid()):
             labels = names(vgpu, found)
             if labels is not None:
                 rename(link, vgpu, labels)

@@ -6,6 +6,7 @@ the container: it can give no mount, no privilege and no other flag.
 
 from __future__ import annotations
 
+import os
 import secrets
 import subprocess
 from collections.abc import AsyncGenerator, Mapping
@@ -24,6 +25,7 @@ from vgpu.config import ImageConfig
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import cgroups, keeper
 from vgpu.integrations.engines import LABEL, SocketEngine
+from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import Failure, Processes, ProcessList
 from vgpu.protocol.service import ask
 from vgpu.spec import refuse_like_id
@@ -75,6 +77,17 @@ class Containers:
         self._control_socket = control_socket
         self._nursery = nursery
         self._keepers: list[subprocess.Popen[bytes]] = []
+
+    def resume(self) -> None:
+        """Start keepers for the vGPUs of this engine's containers whose keepers have died."""
+        with suppress(VgpuError), ControlLink(self._control_socket) as node:
+            for vgpu in node.list():
+                if (
+                    keeper.engine_of(vgpu) == self._kept_by
+                    and vgpu.owner_uid == os.geteuid()
+                    and not keeper.is_kept(vgpu)
+                ):
+                    self._keepers.append(keeper.resume(self._kept_by, vgpu.vgpu_id))
 
     async def all(self) -> list[Container]:
         """Those with a vGPU: by the label, else by the cgroups of the programs that are attached."""
