@@ -21,8 +21,10 @@ import pytest
 
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from vgpu.ctl.programs import attachment
+from vgpu.integrations.claims import Claim
 from vgpu.metrics.definitions import METRICS
 from vgpu.metrics.kinds import Kind
+from vgpu.spec import VgpuSpec
 
 DEPLOYED = ROOT / "deploy" / "prometheus"
 DASHBOARD = json.loads((ROOT / "deploy" / "grafana" / "st-vgpu.json").read_text())
@@ -75,7 +77,9 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
     with SimulatedNode() as node:
         try:
             for name, percent in (("small", "30"), ("large", "70")):
-                vgpu = node.create(name=name, sm_percent=percent, memory_bytes="2G")
+                with node.link() as link:
+                    spec = VgpuSpec.parse(name=name, sm_percent=percent, memory_bytes="2G")
+                    vgpu = link.create(spec, claim=Claim("api", name))
                 environment = attachment([vgpu]).environment(node.environment)
                 work = [sys.executable, "-m", "vgpu.workload", "--mode", "compute", "--seconds", "200"]
                 started.append(subprocess.Popen(work, env=environment, stdout=subprocess.DEVNULL, text=True))

@@ -21,6 +21,8 @@ export class Containers {
     this.page = page;
     this.rows = new Map();
     this.list = [];
+    this.looks = 0;
+    this.looked = Promise.resolve();
     this.log = new Log();
     this.starting = new Dialog("begin", () => this.submitStart(), FIELDS);
     this.removal = new Dialog("discard", () => this.submitRemoval());
@@ -42,20 +44,24 @@ export class Containers {
     clearInterval(this.timer);
     if (!this.shown) return;
     this.look();
-    this.timer = setInterval(() => document.hidden || this.look(), LOOK_MS);
+    this.timer = setInterval(() => document.hidden || this.looks || this.look(), LOOK_MS);
   }
 
-  async look() {
-    if (this.looking) return;
-    this.looking = true;
+  // Shows what there is at the call. A look that began before it may miss that, so this one comes after it.
+  look() {
+    this.looks += 1;
+    this.looked = this.looked.then(() => this.read());
+    return this.looked;
+  }
+
+  async read() {
     try {
       this.list = await ask("GET", "containers");
       this.failed = "";
     } catch (error) {
       this.failed = [error.message, error.hint].filter(Boolean).join(". ");
-    } finally {
-      this.looking = false;
     }
+    this.looks -= 1;
     this.draw();
   }
 
