@@ -11,6 +11,7 @@ import typer
 
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.ctl.integrations.quick import OTHERS, VALUED, parsed
+from vgpu.integrations import keeper
 from vgpu.integrations.claims import Claim
 from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuSpec
@@ -75,6 +76,17 @@ def test_the_engine_of_another_users_claim_is_not_run(node: SimulatedNode, tmp_p
     assert container(node, "ls")[0] == 0
     assert not (tmp_path / "ran").exists()
     assert len(vgpus(node)) == 1
+
+
+def test_a_keeper_whose_vgpu_and_engine_are_gone_ends(node: SimulatedNode, tmp_path: Path) -> None:
+    path = engine(tmp_path, "exit 0", "echo one")
+    container(node, "run", "--sm", "10", "--mem", "1G", "--engine", str(path), "-d", "IMAGE")
+    (vgpu,) = vgpus(node)
+    assert keeper.is_kept(vgpu)
+    path.unlink()
+    with node.link() as link:
+        link.remove(vgpu.vgpu_id, force=True)
+    eventually(lambda: not keeper.is_kept(vgpu), "the keeper ends")
 
 
 # --- the quick way

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
@@ -145,9 +146,26 @@ def main() -> None:
         _stand_by(engine, 0)
         return
     vgpu_id = sys.argv[2]
-    while engine.containers(vgpu_id) != []:
+    while (containers := engine.containers(vgpu_id)) != []:
+        if containers is None and not is_needed(engine, vgpu_id):
+            return
         time.sleep(LOOK_S)
     remove(vgpu_id)
+
+
+def is_needed(engine: Engine, vgpu_id: str) -> bool:
+    """Whether a keeper whose engine does not answer waits on: not for a vGPU that is gone, nor where both the node and
+    the engine's command are gone."""
+    from vgpu.api.link import open_link
+
+    try:
+        with open_link() as node:
+            node.ask("inspect", vgpu=vgpu_id)
+    except VgpuError as error:
+        if error.code is ErrorCode.UNREACHABLE:
+            return Path(engine.path.removeprefix("unix://")).exists()
+        return error.code not in {ErrorCode.NOT_FOUND, ErrorCode.REMOVED}
+    return True
 
 
 if __name__ == "__main__":
