@@ -23,7 +23,7 @@ with open(state, "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 if sys.argv[1] == "run":
     sys.exit({code})
-print({containers!r})
+print({containers!r} if "--all" in sys.argv else "")  # none of them runs
 sys.exit({answers})
 """
 
