@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -87,15 +87,16 @@ def panel(shared_place: Place, client: httpx.Client) -> Iterator[httpx.Client]:
         shared_place.node.clear()
 
 
-def log(panel: httpx.Client, name: str, *, until: str = "") -> list[tuple[str, str]]:
-    """What the log says, to its end; with ``until`` it is followed to there."""
+def log(panel: httpx.Client, name: str, *, until: Sequence[str] = ()) -> list[tuple[str, str]]:
+    """What the log says, to its end; with ``until`` it is followed until all of that is there. The two streams of a
+    program have no order between them."""
     found = []
     with panel.stream("GET", f"containers/{name}/logs", params={"follow": str(bool(until)).lower()}) as answer:
         for line in answer.iter_lines():
             told = json.loads(line.removeprefix("data: ")) if line.startswith("data: ") else {}
             if "text" in told:
                 found.append((told["stream"], told["text"]))
-            if until and until in told.get("text", ""):
+            if until and all(one in "".join(text for _, text in found) for one in until):
                 break
     return found
 
@@ -105,7 +106,7 @@ def test_a_program_of_a_started_container_is_in_its_vgpu(panel: httpx.Client, sh
     assert made.status_code == 201, made.text
     (vgpu,) = shared_place.vgpus()
     assert (made.json()["state"], made.json()["vgpus"], vgpu.name) == ("running", [vgpu.vgpu_id], "one")
-    said = log(panel, "one", until="loud")
+    said = log(panel, "one", until=(SAID, "loud"))
     assert {stream for stream, _ in said} == {"stdout", "stderr"}
     assert "".join(text for stream, text in said if stream == "stdout") == f"begin\n{SAID}\n"
     assert "devices 1 total 8192" in shared_place.engine("exec", "one", "/probe").stdout
@@ -118,7 +119,7 @@ def test_a_program_of_a_started_container_is_in_its_vgpu(panel: httpx.Client, sh
     assert panel.get("containers/one").json()["state"] == "exited"
     assert [vgpu.name for vgpu in shared_place.vgpus()] == ["one"]
     assert panel.post("containers/one/start").json()["state"] == "running"
-    said_again = log(panel, "one", until="loud")
+    said_again = log(panel, "one", until=(SAID, "loud"))
     refused = panel.delete("containers/one")
     assert (refused.status_code, refused.json()["error"]) == (409, "container one is running")
     assert panel.delete("containers/one?force=true").status_code == 200
@@ -129,7 +130,7 @@ def test_a_program_of_a_started_container_is_in_its_vgpu(panel: httpx.Client, sh
 def test_the_log_of_a_container_that_ended_has_an_end(panel: httpx.Client) -> None:
     assert panel.post("containers", json={"image": "short", "name": "short"}).status_code == 201
     eventually(lambda: panel.get("containers/short").json()["state"] == "exited", "it ends")
-    assert "".join(text for _, text in log(panel, "short", until="never")).startswith("init 0 context 0 devices 1")
+    assert "".join(text for _, text in log(panel, "short", until=("never",))).startswith("init 0 context 0 devices 1")
 
 
 def test_an_image_that_is_not_there_leaves_nothing(panel: httpx.Client, shared_place: Place) -> None:
