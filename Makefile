@@ -65,7 +65,7 @@ demo: setup ## two vGPUs, 30 and 70 %, on the GPU here or on a simulated one
 PYTEST := env -u PYTHONDONTWRITEBYTECODE PYTHONPYCACHEPREFIX=$(abspath build/pycache) \
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 
-test: setup ## for every change: all packages, real processes; five minutes on two cores, no GPU
+test: setup ## for every change: all packages, real processes; twelve minutes on two cores, no GPU
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-quick} $(PYTEST) -m "not slow"
 
 test-slow: setup ## what `make test` leaves out: long matrices, a death at every moment, browser, benchmarks' rehearsal

@@ -14,9 +14,14 @@ from tests.integration.node import SimulatedNode
 
 
 @pytest.fixture(scope="module")
-def shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedNode]:
+def cdi_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cdi")
+
+
+@pytest.fixture(scope="module")
+def shared_node(cdi_folder: Path) -> Iterator[SimulatedNode]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VGPU_CDI_DIR", str(tmp_path_factory.mktemp("cdi")))
+        patch.setenv("VGPU_CDI_DIR", str(cdi_folder))
         with SimulatedNode(2) as node:
             yield node
 

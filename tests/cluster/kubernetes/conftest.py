@@ -1,4 +1,4 @@
-"""One node with two simulated GPUs for the tests of a file; a kubelet, an API server and a driver for each test."""
+"""Beside the node of ``tests/cluster``: a kubelet, an API server and a driver for each test."""
 
 from __future__ import annotations
 
@@ -11,25 +11,6 @@ import pytest
 
 from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, Process
 from tests.integration.node import SimulatedNode
-
-
-@pytest.fixture(scope="module")
-def cdi_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cdi")
-
-
-@pytest.fixture(scope="module")
-def shared_node(cdi_folder: Path) -> Iterator[SimulatedNode]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VGPU_CDI_DIR", str(cdi_folder))
-        with SimulatedNode(2) as node:
-            yield node
-
-
-@pytest.fixture
-def node(shared_node: SimulatedNode) -> Iterator[SimulatedNode]:
-    yield shared_node
-    shared_node.clear()
 
 
 @pytest.fixture
