@@ -242,6 +242,19 @@ def test_a_job_without_room_is_held_with_the_reason(cluster: Cluster) -> None:
 
 
 @slow
+def test_a_suspended_job_keeps_its_vgpu(cluster: Cluster) -> None:
+    job = cluster.sbatch("--gres=shard:30", "--nodelist=n1", command="sleep 600")
+    (vgpu,) = eventually(lambda: vgpus(cluster), "it runs")
+    cluster.ask("scontrol", "suspend", job)
+    eventually(lambda: "SUSPENDED" in cluster.ask("scontrol", "show", "job", job), "it is suspended")
+    cluster.srun("--gres=shard:5", "--nodelist=n1", "true").communicate(timeout=60)
+    eventually(lambda: len(vgpus(cluster)) == 1, "the other one's goes")
+    assert vgpus(cluster)[0].vgpu_id == vgpu.vgpu_id
+    cluster.ask("scancel", job)
+    eventually(lambda: is_empty(cluster), "it goes with its job")
+
+
+@slow
 def test_leftovers_of_a_lost_machine_make_room(cluster: Cluster) -> None:
     """Else each job would be held, and no epilog would run."""
     from vgpu.integrations.claims import Claim

@@ -62,8 +62,10 @@ HOOKS: Final = {
 REFUSED: Final = "exit 1\n"
 """The task prolog of a job without its vGPU: no task begins."""
 CAUSED_BY_JOBS: Final = frozenset(
-    {ErrorCode.INVALID, ErrorCode.NO_ROOM, ErrorCode.EXISTS, ErrorCode.MODE, ErrorCode.FULL, ErrorCode.AMBIGUOUS}
+    {ErrorCode.INVALID, ErrorCode.NO_ROOM, ErrorCode.EXISTS, ErrorCode.MODE, ErrorCode.FULL}
 )
+ON_NODES: Final = "CF,R,S,CG,SO,ST,SI,RS"
+"""States of jobs that hold nodes; by default squeue leaves out suspended ones."""
 CONFIG: Final = """# slurm.conf
 GresTypes=gpu,shard
 Prolog=/etc/slurm/vgpu-prolog
@@ -268,7 +270,7 @@ def epilog(environment: Mapping[str, str]) -> int:
 def _sweep(node: str) -> bool:
     """Remove the vGPUs of jobs that are not on this node any more, as after a crash of the machine. Whether there were
     any."""
-    listed = _run("squeue", "--noheader", f"--nodelist={node}", "--format=%A")
+    listed = _run("squeue", "--noheader", f"--nodelist={node}", f"--states={ON_NODES}", "--format=%A")
     if listed.returncode != 0:
         return False
     here = {f"{job}.{node}" for job in listed.stdout.split()}
