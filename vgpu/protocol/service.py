@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Final, TypeVar
@@ -28,7 +29,9 @@ AnyModel = TypeVar("AnyModel", bound=BaseModel)
 AnyAsked = TypeVar("AnyAsked", bound=Request)
 
 
+@cache
 def software_version() -> str:
+    """Of the installed package; importlib parses its metadata anew for each call."""
     try:
         return version("st-vgpu")
     except PackageNotFoundError:
