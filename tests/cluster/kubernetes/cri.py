@@ -27,6 +27,7 @@ sandbox = "{pause}"
 cdi_spec_dirs = ["{devices}"]
 restrict_oom_score_adj = true
 """
+_CGROUPS: Final = Path("/sys/fs/cgroup")
 _NAMESPACES: Final = {"network": "NODE", "pid": "CONTAINER"}
 
 
@@ -50,7 +51,9 @@ class Runtime:
         self._stub = services.RuntimeServiceStub(self._channel)
         self._await_answer()
         self.containerd.import_root(PAUSE, pause, "/pause")
-        self.containerd.import_root(IMAGE, engines.make_root(self.folder, self._probe), "/probe")
+        root = engines.make_root(self.folder, self._probe)
+        engines.own_loader(root)
+        self.containerd.import_root(IMAGE, root, "/probe")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,13 +92,17 @@ class Runtime:
 class Pod:
     def __init__(self, runtime: Runtime) -> None:
         self._runtime = runtime
-        uid = str(uuid4())
+        self.uid = uid = str(uuid4())
+        self._cgroup = Path("kubepods/burstable", f"pod{uid}")
         self._logs = runtime.folder / "logs" / uid
         self._logs.mkdir(parents=True)
         self._config = {
             "metadata": {"name": "train-pod", "namespace": "team-a", "uid": uid},
             "log_directory": str(self._logs),
-            "linux": {"security_context": {"namespace_options": _NAMESPACES}},
+            "linux": {
+                "cgroup_parent": f"/{self._cgroup}",
+                "security_context": {"namespace_options": _NAMESPACES},
+            },
         }
         self._id = runtime.call("RunPodSandbox", config=self._config).pod_sandbox_id
 
@@ -128,11 +135,15 @@ class Pod:
         a kubelet tries again."""
         for method in ("StopPodSandbox", "RemovePodSandbox"):
             eventually(lambda method=method: self._runtime.tried(method, pod_sandbox_id=self._id), method)
+        for name in (self._cgroup, *self._cgroup.parents[:-1]):
+            for path in (*_CGROUPS.glob(str(name)), *_CGROUPS.glob(f"*/{name}")):
+                with suppress(OSError):  # another pod is below it
+                    path.rmdir()
 
 
 class Container:
     def __init__(self, runtime: Runtime, container_id: str, log: Path) -> None:
-        self._runtime, self._id, self._log = runtime, container_id, log
+        self._runtime, self.id, self._log = runtime, container_id, log
 
     def line(self) -> str:
         """The first line that its program has printed, without containerd's time, stream and tag."""
@@ -143,13 +154,13 @@ class Container:
         return eventually(lines, "the container prints a line")[0].rstrip().split(" ", 3)[3]
 
     def execute(self, *words: str) -> str:
-        ran = self._runtime.call("ExecSync", container_id=self._id, cmd=words, timeout=int(PATIENCE_S))
+        ran = self._runtime.call("ExecSync", container_id=self.id, cmd=words, timeout=int(PATIENCE_S))
         return (ran.stdout + ran.stderr).decode().strip()
 
     def state(self) -> str:
-        status = self._runtime.call("ContainerStatus", container_id=self._id).status
+        status = self._runtime.call("ContainerStatus", container_id=self.id).status
         return type(status).DESCRIPTOR.fields_by_name["state"].enum_type.values_by_number[status.state].name
 
     def stop(self) -> None:
         """With SIGKILL at once: a first process without a handler ignores SIGTERM."""
-        self._runtime.call("StopContainer", container_id=self._id, timeout=0)
+        self._runtime.call("StopContainer", container_id=self.id, timeout=0)

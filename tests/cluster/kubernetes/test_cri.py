@@ -102,6 +102,34 @@ def test_a_pod_that_ends_leaves_nothing(
     assert [path for path in node.paths.runtime.rglob(f"*{vgpu_id}*") if "log" not in path.parts] == []
 
 
+@pytest.mark.parametrize(("gpu", "kind"), [("gpu-0", "unmanaged"), ("gpu-1", "outside")])
+def test_an_event_names_the_pod_of_a_program_past_the_hook(
+    node: SimulatedNode,
+    cluster: FakeCluster,
+    kubelet: FakeKubelet,
+    driver: Process,
+    runtime: Runtime,
+    gpu: str,
+    kind: str,
+) -> None:
+    """It uses GPU 0. The vGPU of its container is there, or on the other GPU."""
+    claim = claim_of((gpu, "30", "8Gi"))
+    cluster.add(claim)
+    devices, pod = devices_of(kubelet, claim), runtime.pod()
+    container = pod.start("train", devices, "/probe", "64", "wait")
+    assert container.line() == f"{WHOLE} allocated 0"
+    past = "/bin/env LD_LIBRARY_PATH=/run/vgpu/lib VGPU_SIM_DIR=/run/vgpu/here/sim /own-loader /probe 128 wait"
+    assert container.execute("/bin/sh", "-c", f"(/bin/sleep 1000 | {past}) >/dev/null 2>&1 &") == ""
+
+    def told() -> list[str]:
+        with node.link() as link:
+            return [event.text for event in link.events(kinds=(kind,)) if pod.uid in event.text]
+
+    [text] = eventually(told, "an event names it")
+    vgpu = devices[0].replace("vgpu.dev/vgpu=", " of ") if kind == "unmanaged" else ""
+    assert f"uid 0, container {container.id[:12]} of pod {pod.uid}){vgpu} uses " in text
+
+
 @pytest.mark.parametrize("killed", ["driver", "node", "boot", "containerd"])
 def test_a_prepared_claim_has_its_container_whatever_restarts(
     node: SimulatedNode,
