@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import containerd, engines
-from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, Process, claim_of
+from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, PluginKubelet, Process, claim_of
 from tests.cluster.kubernetes.cri import Runtime
 from tests.cluster.kubernetes.test_driver import THIRD, boot, count, prepared
 from tests.integration.node import SimulatedNode, eventually
@@ -75,6 +75,26 @@ def test_the_containers_of_a_pod_share_the_claims_vgpu(
     assert pod.start("first", devices, "/probe", "5120", "wait").line() == f"{WHOLE} allocated 0"
     assert pod.start("second", devices, "/probe", "4096", "2048").line() == f"{WHOLE} allocated 2 allocated 0"
     assert count(node) == 1
+
+
+def test_a_claim_of_two_devices_gives_a_container_both(
+    cluster: FakeCluster, kubelet: FakeKubelet, driver: Process, runtime: Runtime
+) -> None:
+    claim = claim_of(("gpu-0", "20", "2Gi"), THIRD)
+    cluster.add(claim)
+    container = runtime.pod().start("train", devices_of(kubelet, claim), "/probe", "1024", "2048", user=1000)
+    assert container.line() == "init 0 context 0 devices 2 total 2048 allocated 0 allocated 2"
+
+
+def test_a_device_of_the_device_plugin_brings_its_vgpu(
+    node: SimulatedNode, cluster: FakeCluster, kubelet: FakeKubelet, runtime: Runtime
+) -> None:
+    options = ("--plugin", "--profiles", "30sm-8g")
+    with PluginKubelet(kubelet.folder) as kubelets, Process(node, kubelet, cluster, *options):
+        resource = "vgpu.dev/30sm-8g"
+        devices = kubelets.allocate(resource, min(kubelets.devices(resource)))
+        container = runtime.pod().start("train", devices, "/probe", "1024", "8192", user=1000)
+        assert container.line() == f"{WHOLE} allocated 0 allocated 2"
 
 
 def test_a_pod_that_ends_leaves_nothing(
