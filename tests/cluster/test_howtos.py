@@ -18,11 +18,13 @@ from typing import Any
 
 import pytest
 
+from tests.cluster import engines
 from tests.cluster.test_engines import Place, placed
 from tests.integration.node import ROOT, eventually
 
 pytestmark = pytest.mark.slow
 IMAGE = "localhost/howto:1"
+PATH = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
 STANDS_FOR = {
     "IMAGE": IMAGE,
     "python train.py": "/bin/sleep 1000",
@@ -67,9 +69,8 @@ def place(imported: Place) -> Iterator[Place]:
 
 def typed(place: Place, line: str) -> str:
     """What ``line`` prints in a shell that finds the test's podman and this vgpuctl."""
-    path = f"{place.command.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
     pipe = subprocess.PIPE
-    shell = place.node.popen(["/bin/sh", "-c", f"PATH={path}; {line}"], stdout=pipe, stderr=pipe)
+    shell = place.node.popen(["/bin/sh", "-c", f"PATH={place.command.parent}:{PATH}; {line}"], stdout=pipe, stderr=pipe)
     out, error = shell.communicate(timeout=120)
     assert shell.returncode == 0, f"{line}\n{out}{error}"
     return str(out)
@@ -109,8 +110,10 @@ def test_the_device_of_the_compose_file_is_one(place: Place, tmp_path: Path) -> 
     assert "devices 1 total 8192" in place.run("--device", device)
 
 
-@pytest.mark.skipif(shutil.which("podman-compose") is None, reason="podman-compose is not installed")
 def test_podman_compose_takes_the_compose_file(place: Place, tmp_path: Path) -> None:
+    if shutil.which("podman-compose", path=PATH) is None:
+        why = "podman-compose is not installed; make engines gets it"
+        pytest.fail(why) if engines.REQUIRED else pytest.skip(why)
     [create] = commands(blocks(page("docker-compose"), "console")[0])
     _, down, rm = commands(blocks(page("docker-compose"), "console")[1])
     typed(place, create)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import engines
 from tests.cluster.test_engines import Place, placed
 from tests.integration.node import eventually
 
@@ -31,19 +32,8 @@ def told(place: Place, kind: str) -> list[str]:
         return [event.text for event in link.events(kinds=(kind,))]
 
 
-def own_loader(root: Path) -> str:
-    """A loader that reads another file than ``/etc/ld.so.preload``, as an image may bring one; its path there."""
-    [loader] = root.glob("lib*/ld-linux-*.so.*")
-    data = loader.read_bytes()
-    assert data.count(b"/etc/ld.so.preload\0") == 1
-    own = root / "own-loader"
-    own.write_bytes(data.replace(b"/etc/ld.so.preload\0", b"/etc/ld.so.preloaX\0"))
-    own.chmod(0o755)
-    return "/own-loader"
-
-
 def test_a_program_past_the_hook_is_of_the_vgpu_of_its_container(place: Place) -> None:
-    loader = own_loader(Path(place.image[1].removesuffix(":O")))
+    loader = engines.own_loader(Path(place.image[1].removesuffix(":O")))
     vgpu = place.create()
     device = ("--device", f"vgpu.dev/vgpu={vgpu.vgpu_id}")
     run = ("run", "--name", "one", "--interactive", "--detach", *device, *place.image)
@@ -58,7 +48,7 @@ def test_a_program_past_the_hook_is_of_the_vgpu_of_its_container(place: Place) -
 
 
 def test_a_program_in_no_vgpu_is_named_with_its_container(place: Place) -> None:
-    loader = own_loader(Path(place.image[1].removesuffix(":O")))
+    loader = engines.own_loader(Path(place.image[1].removesuffix(":O")))
     vgpu = place.create()
     with place.node.link() as link:
         mounts = link.inspect(vgpu.vgpu_id).mounts

@@ -117,10 +117,12 @@ def claim_of(
 
 
 class FakeKubelet:
-    """The kubelet's side. ``folder``: a short path, since sockets lie below it."""
+    """The kubelet's side. ``folder``: a short path, since sockets lie below it. A driver in a container has it at
+    ``seen_as``."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seen_as: Path | None = None) -> None:
         self.folder = folder
+        self._seen_as = seen_as or folder
         for name in ("plugins_registry", "plugins", "device-plugins", "pod-resources"):
             (folder / name).mkdir(exist_ok=True)
 
@@ -134,7 +136,7 @@ class FakeKubelet:
                 info = driver.GetInfo(wire.message("pluginregistration.InfoRequest")(), timeout=PATIENCE_S)
                 status = wire.message("pluginregistration.RegistrationStatus")(plugin_registered=True)
                 driver.NotifyRegistrationStatus(status, timeout=PATIENCE_S)
-                self._endpoint = Path(info.endpoint)
+                self._endpoint = self.folder / Path(info.endpoint).relative_to(self._seen_as)
                 return info
         return None
 
@@ -248,20 +250,25 @@ class PluginKubelet:
         return list(answer.container_responses[0].deviceIDs)
 
 
+def kubeconfig(kubelet: FakeKubelet, cluster: FakeCluster) -> Path:
+    config = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "test",
+        "clusters": [{"name": "test", "cluster": {"server": cluster.url}}],
+        "users": [{"name": "test", "user": {}}],
+        "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
+    }
+    path = kubelet.folder / "config"
+    path.write_text(json.dumps(config))
+    return path
+
+
 class Process:
     """Context manager: ``vgpuctl kubelet``."""
 
     def __init__(self, node: SimulatedNode, kubelet: FakeKubelet, cluster: FakeCluster, *options: str) -> None:
-        config = {
-            "apiVersion": "v1",
-            "kind": "Config",
-            "current-context": "test",
-            "clusters": [{"name": "test", "cluster": {"server": cluster.url}}],
-            "users": [{"name": "test", "user": {}}],
-            "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
-        }
-        path = kubelet.folder / "config"
-        path.write_text(json.dumps(config))
+        path = kubeconfig(kubelet, cluster)
         self._log = kubelet.folder / "log"
         self._environment = node.environment | {"KUBECONFIG": str(path)}
         words = ["kubelet", "--node-name", NODE, "--folder", str(kubelet.folder), *options]

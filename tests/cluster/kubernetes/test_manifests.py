@@ -118,7 +118,7 @@ def test_the_policy_names_the_account_of_the_driver() -> None:
 
 
 def test_the_image_has_the_command_of_the_manifests() -> None:
-    """Its lines are read; no image is built here."""
+    """Its lines are read here; test_image.py builds it."""
     lines = (ROOT / "deploy/Containerfile").read_text().splitlines()
     said = [tuple(line.split(maxsplit=1)) for line in lines if line and not line.startswith("#")]
     assert [word for word, _ in said] == ["ARG", "FROM", "COPY", "RUN", "ENTRYPOINT", "CMD"]
