@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from vgpu.api.node import Node
@@ -89,15 +90,15 @@ def serve_dra(options: Options) -> None:
 
 def serve_plugins(options: Options) -> None:
     """As ``serve_dra``: a device plugin for each resource."""
-    from vgpu.integrations.kubernetes import plugin, podfacts
+    from vgpu.integrations.kubernetes import plugin, podfacts, resources
 
     def held() -> frozenset[str]:
-        return podfacts.devices_of(podfacts.holders(options.places.pod_resources))
+        return podfacts.claims_of(podfacts.holders(options.places.pod_resources))
 
-    resources = [*map(plugin.of_profile, options.profiles), *map(plugin.compatible, options.compatible)]
+    served = [*map(resources.of_profile, options.profiles), *chain(*map(resources.compatible, options.compatible))]
     with ExitStack() as stack:
         turns = [_naming(options)]
-        for resource in resources:
+        for resource in served:
             one = plugin.Plugin(resource, Node(), held)
             sockets = PluginSockets(options.places, resource.name, one.methods, plugin.OPTIONS)
             stack.callback(sockets.close)
