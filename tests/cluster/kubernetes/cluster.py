@@ -51,6 +51,7 @@ class FakeCluster:
 
     async def _serve(self, ready: threading.Event) -> None:
         async with kmock.KubernetesEmulator() as handler, Server(handler) as server:
+            self._handler = handler
             handler.resources["v1/nodes"] = {"namespaced": False, "kind": "Node"}
             for kind, namespaced in (("ResourceSlice", False), ("ResourceClaim", True)):
                 plural = f"resource.k8s.io/v1/{kind.lower()}s"
@@ -61,6 +62,15 @@ class FakeCluster:
 
     def _post(self, path: str, body: Mapping[str, Any]) -> None:
         self._client.post(path, json=body).raise_for_status()
+
+    @property
+    def applied(self) -> list[tuple[str, str]]:
+        """Path and field manager of each server-side apply."""
+        return [
+            (request.url.path, request.params["fieldManager"])
+            for request in self._handler
+            if request.headers.get("Content-Type") == "application/apply-patch+yaml"
+        ]
 
     def add(self, claim: Mapping[str, Any]) -> None:
         self._post(f"{_API}/namespaces/{claim['metadata']['namespace']}/resourceclaims", claim)
@@ -75,6 +85,10 @@ class FakeCluster:
     def _path(self, claim: Mapping[str, Any]) -> str:
         metadata = claim["metadata"]
         return f"{_API}/namespaces/{metadata['namespace']}/resourceclaims/{metadata['name']}"
+
+    def claim(self, claim: Mapping[str, Any]) -> dict[str, Any]:
+        """As the API server has it now."""
+        return dict(self._client.get(self._path(claim)).raise_for_status().json())
 
     def slices(self) -> list[dict[str, Any]]:
         return list(self._client.get(f"{_API}/resourceslices").json()["items"])
