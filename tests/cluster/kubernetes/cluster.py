@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -157,6 +157,28 @@ class FakeKubelet:
         request = wire.message(f"{PACKAGE}.{method}Request")(claims=said)
         with wire.Client(wire.DRA, self._endpoint) as driver:
             return dict(getattr(driver, method)(request, timeout=PATIENCE_S, wait_for_ready=True).claims)
+
+    @contextmanager
+    def health(self) -> Iterator[dict[tuple[str, str], str]]:
+        """The health by pool and device, as the driver's stream has said it last."""
+        info = self.register()
+        assert wire.DRA_HEALTH in info.supported_versions
+        states: dict[tuple[str, str], str] = {}
+        with wire.Client(wire.DRA_HEALTH, self._endpoint) as driver:
+            stream = driver.NodeWatchResources(wire.message("v1.NodeWatchResourcesRequest")(), wait_for_ready=True)
+
+            def read() -> None:
+                with suppress(grpc.RpcError):
+                    for answer in stream:
+                        for one in answer.devices:
+                            word = type(one).DESCRIPTOR.fields_by_name["health"].enum_type.values[one.health].name
+                            states[one.device.pool_name, one.device.device_name] = word
+
+            reader = threading.Thread(target=read, daemon=True)
+            reader.start()
+            yield states
+            stream.cancel()
+            reader.join(PATIENCE_S)
 
     def prepare(self, *claims: Mapping[str, Any]) -> dict[str, Any]:
         """The answers by the uid of the claim."""

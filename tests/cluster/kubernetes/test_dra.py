@@ -13,7 +13,7 @@ from kubernetes_validate import validate
 
 from tests.cluster.kubernetes.cluster import NODE, claim_of
 from vgpu.errors import VgpuError
-from vgpu.integrations.kubernetes import dra
+from vgpu.integrations.kubernetes import dra, health
 from vgpu.integrations.kubernetes.dra import GRACE_S, Made, Remove, Report
 from vgpu.integrations.kubernetes.profiles import Profile, parse_all
 
@@ -226,6 +226,21 @@ def test_partitions_of_many_gpus_fit_the_limits_of_a_slice(gpus: int, profiles: 
     for name in names:
         claim = claim_of((name, "1", "1Gi"))
         assert dra.wanted_of(claim, NODE, [gpu(index) for index in range(gpus)])[0].spec.sm_percent
+
+
+# --- health
+
+
+def test_a_gpu_without_its_server_is_unhealthy_under_all_its_devices() -> None:
+    gpus = [gpu(0), gpu(1, state="restarting")]
+    assert health.health_of(gpus, ()) == {
+        "gpu-0": ("HEALTHY", ""),
+        "gpu-1": ("UNHEALTHY", "the GPU Server of GPU 1 is restarting"),
+    }
+    sizes = parse_all("50sm-8g,100sm-80g")
+    found = health.health_of([gpu(0, guaranteed_ratio=1.0)], sizes)
+    offered = [device["name"] for device in dra.slices(NODE, [gpu(0)], [], sizes)[1]["devices"]]
+    assert list(found) == offered, "those that do not fit now may have pods"
 
 
 # --- reconcile

@@ -71,19 +71,23 @@ def _naming(options: Options) -> Regularly:
 def serve_dra(options: Options) -> None:
     """Until SIGTERM or SIGINT. ``VgpuError``: it cannot begin."""
     from vgpu.integrations.kubernetes.driver import Driver
+    from vgpu.integrations.kubernetes.health import Health
     from vgpu.integrations.kubernetes.objects import Cluster, open_client
 
     driver = Driver(Cluster(options.node, open_client()), Node())
+    health = Health(options.node, Node(), options.profiles)
     check = Regularly("the check of the slices", CHECK_S, lambda: driver.publish(options.profiles, check=True))
     turns = [
         check,
         Regularly("publishing the slices", TICK_S, lambda: driver.publish(options.profiles)),
         Regularly("the removal of vGPUs without a claim", RECONCILE_S, driver.reconcile),
+        Regularly("reading the states of GPUs", TICK_S, health.refresh),
         _naming(options),
     ]
     with ExitStack() as stack:
-        sockets = DraSockets(options.places, driver.prepare, driver.unprepare, check.now)
+        sockets = DraSockets(options.places, driver.prepare, driver.unprepare, health.methods, check.now)
         stack.callback(sockets.close)
+        stack.callback(health.close)
         log.info("the kubelet's calls are answered", socket=str(options.places.dra))
         _run(turns)
 
