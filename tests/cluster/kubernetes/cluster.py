@@ -75,6 +75,11 @@ class FakeCluster:
     def add(self, claim: Mapping[str, Any]) -> None:
         self._post(f"{_API}/namespaces/{claim['metadata']['namespace']}/resourceclaims", claim)
 
+    def reserve(self, claim: Mapping[str, Any], *pods: str) -> None:
+        """For the pods with these uids."""
+        reserved = [{"resource": "pods", "name": f"pod-{uid[:8]}", "uid": uid} for uid in pods]
+        self._client.patch(self._path(claim), json={"status": {"reservedFor": reserved}}).raise_for_status()
+
     def release(self, claim: Mapping[str, Any]) -> None:
         """No pod has it any more."""
         self._client.patch(self._path(claim), json={"status": {"reservedFor": []}}).raise_for_status()

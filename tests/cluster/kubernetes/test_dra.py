@@ -54,6 +54,18 @@ def test_a_claim_says_what_its_vgpu_is() -> None:
     assert (wanted.spec.sm_percent, wanted.spec.memory_bytes) == (30, 8 * GIB)
 
 
+def test_a_claim_names_its_pods_if_nothing_else_has_reserved_it() -> None:
+    claim = claim_of(("gpu-0", "30", "8Gi"))
+    claim["status"]["reservedFor"] = [{"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in "ba"]
+    (wanted,) = dra.wanted_of(claim, NODE, [gpu()])
+    assert wanted.claim.pods == ("uid-a", "uid-b")
+    claim["status"]["reservedFor"].append(
+        {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "c", "uid": "c"}
+    )
+    (wanted,) = dra.wanted_of(claim, NODE, [gpu()])
+    assert wanted.claim.pods is None
+
+
 def test_a_device_without_amounts_is_the_whole_gpu() -> None:
     claim = claim_of(("gpu-0", "1", "1Gi"))
     del claim["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.cluster import pods
 from tests.cluster.conftest import Run
 from tests.cluster.kubernetes.cluster import NODE, FakeCluster, FakeKubelet, Process, claim_of, ids_of
 from tests.integration.node import SimulatedNode, eventually
@@ -208,13 +209,19 @@ def test_two_versions_of_the_driver_answer_alike(
 def test_a_program_in_the_container_has_the_claims_memory(
     node: SimulatedNode, cluster: FakeCluster, kubelet: FakeKubelet, driver: Process, start: Run
 ) -> None:
-    """The engine is ours; it reads the device that the kubelet names from the node's CDI file."""
+    """The engine is ours; it reads the device that the kubelet names from the node's CDI file, and makes the cgroup of
+    the pod."""
+    top = pods.hierarchy()
+    if top is None:
+        pytest.skip("no cgroup can be made here")
     claim = claim_of(THIRD)
     cluster.add(claim)
     (vgpu_id,) = kubelet.vgpus(claim)
     with node.link() as link:
         volumes = list(link.inspect(vgpu_id).mounts)
-    said, error = start(volumes, "/probe", "1024", "8192", uid=1000).communicate(timeout=60)
+    with pods.cgroup_of(top, claim["status"]["reservedFor"][0]["uid"]) as cgroup:
+        program = start(volumes, "/probe", "1024", "8192", uid=1000, cgroup=cgroup)
+        said, error = program.communicate(timeout=60)
     assert (said + error).strip() == "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"
 
 

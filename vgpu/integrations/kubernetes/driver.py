@@ -19,7 +19,7 @@ from typing import Any, Final
 from vgpu.api.node import Node
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import cdi
-from vgpu.integrations.kubernetes import dra, status, wire
+from vgpu.integrations.kubernetes import dra, podfacts, status, wire
 from vgpu.integrations.kubernetes.dra import Made, Object, Report, Wanted
 from vgpu.integrations.kubernetes.objects import Cluster
 from vgpu.integrations.kubernetes.profiles import Profile
@@ -114,6 +114,7 @@ class Driver:
             gpus, vgpus = link.ask("gpus")["gpus"], dra.own(link.ask("list")["vgpus"], os.geteuid())
         wanted = dra.wanted_of(claim, self._cluster.node, gpus)
         made = [(one, self._found(one, vgpus) or self._make(one)) for one in wanted]
+        self._name_pods(made)
         self._say_or_log(claim, made)
         return [self._device(one, vgpu) for one, vgpu in made]
 
@@ -154,8 +155,8 @@ class Driver:
     # --- levels
 
     def reconcile(self, now: Callable[[], float] = time.time) -> None:
-        """Remove the vGPUs of claims that are gone, and write the status of claims where it is missing. ``VgpuError``:
-        the node or the API server does not answer."""
+        """Remove the vGPUs of claims that are gone, and bring the others up to date. ``VgpuError``: the node or the API
+        server does not answer."""
         made = dra.made_of(self._listed())
         claims = {one.claim_uid: one for one in made}
         kept = {uid for uid, one in claims.items() if self._kept(one) is not None}
@@ -166,7 +167,7 @@ class Driver:
                 self._remove_unwanted(action.vgpu)
 
     def _kept(self, made: Made) -> Object | None:
-        """The claim of a vGPU that keeps it, and whose status says so from now on; None: the vGPU has none."""
+        """The claim of a vGPU that keeps it, with all that the two say of each other; None: the vGPU has none."""
         with self._locks.hold(made.claim_uid):
             claim = self._wanting(made)
             if claim is not None:
@@ -181,7 +182,24 @@ class Driver:
         except VgpuError as error:  # of a GPU that the node does not serve now
             log.warning("a claim is not as its vGPUs", claim=_name(claim["metadata"]), reason=str(error))
             return
-        self._say_or_log(claim, [(one, vgpu) for one in wanted if (vgpu := self._found(one, vgpus))])
+        made = [(one, vgpu) for one in wanted if (vgpu := self._found(one, vgpus))]
+        self._name_pods(made)
+        self._say_or_log(claim, made)
+
+    def admit_pods(self) -> None:
+        """Ask about the claims at whose vGPUs processes of unknown pods wait. A claim that is prepared may get more
+        pods, and the kubelet does not say so. ``VgpuError``: the node or the API server does not answer."""
+        awaited = dra.made_of(vgpu for vgpu in self._listed() if vgpu.get("awaited_pods"))
+        for one in {one.claim_uid: one for one in awaited}.values():
+            self._kept(one)
+
+    def _name_pods(self, made: Iterable[tuple[Wanted, Object]]) -> None:
+        """The vGPUs admit the processes of the claim's pods."""
+        for wanted, vgpu in made:
+            pods = None if wanted.claim.pods is None else list(wanted.claim.pods)
+            if vgpu["claim"].get("pods") != pods:
+                with self._node.open_link() as link:
+                    podfacts.rename(link, vgpu, pods=pods)
 
     def _remove_unwanted(self, made: Made) -> None:
         """A pod may have reserved the claim since. The node refuses to remove a vGPU in which a program runs."""

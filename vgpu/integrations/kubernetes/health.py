@@ -30,7 +30,7 @@ def devices_of(gpu: Object, profiles: Sequence[Profile]) -> list[str]:
 
 def health_of(gpus: Iterable[Object], profiles: Sequence[Profile]) -> dict[str, tuple[str, str]]:
     """Health and reason by device."""
-    found = {}
+    found: dict[str, tuple[str, str]] = {}
     for gpu in gpus:
         serves = gpu["state"] == "serving"
         said = (HEALTHY, "") if serves else (UNHEALTHY, f"the GPU Server of GPU {gpu['index']} is {gpu['state']}")

@@ -6,7 +6,7 @@ The labels of a vGPU's claim get the names, so ``vgpuctl ps``, ``inspect`` and t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,12 +83,12 @@ def name_vgpus(node: Node, found: Sequence[Holder]) -> None:
         for vgpu in dra.own(link.ask("list")["vgpus"], os.geteuid()):
             labels = names(vgpu, found)
             if labels is not None:
-                rename(link, vgpu, labels)
+                rename(link, vgpu, labels=labels)
 
 
-def rename(link: Link, vgpu: Object, labels: Mapping[str, str]) -> None:
-    """The node gives the vGPU of a claim the labels of the last request for it."""
+def rename(link: Link, vgpu: Object, **fields: Any) -> None:
+    """The node gives the vGPU of a claim the fields of the last request for it."""
     request = {"request_id": uuid4().hex, "lifetime": "kept", "attach": vgpu["attach"]}
-    claim = {**vgpu["claim"], "labels": labels}
+    claim = {**vgpu["claim"], **fields}
     with suppress(VgpuError):  # its size is being changed, or it goes: the next turn finds it or does not
         link.change("create", spec=vgpu["spec"], gpu=str(vgpu["gpu_index"]), claim=claim, **request)

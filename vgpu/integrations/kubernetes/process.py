@@ -80,6 +80,7 @@ def serve_dra(options: Options) -> None:
     turns = [
         check,
         Regularly("publishing the slices", TICK_S, lambda: driver.publish(options.profiles)),
+        Regularly("naming the pods that wait", TICK_S / 2, driver.admit_pods),
         Regularly("the removal of vGPUs without a claim", RECONCILE_S, driver.reconcile),
         Regularly("reading the states of GPUs", TICK_S, health.refresh),
         _naming(options),
