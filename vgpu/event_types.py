@@ -34,6 +34,7 @@ class EventType(StrEnum):
     BROKER_RESTARTED = "broker-restarted"
     SERVER_RESTARTED = "server-restarted"
     LINK_CLOSED = "link-closed"
+    FOREIGN = "foreign"
     MPS_LOST = "mps-lost"
     MPS_FAILED = "mps-failed"
     MPS_RESTARTED = "mps-restarted"
@@ -55,6 +56,7 @@ OF_PROGRAMS = frozenset(
         EventType.GRANTED,
         EventType.BROKER_RESTARTED,
         EventType.LINK_CLOSED,
+        EventType.FOREIGN,
     }
 )
 """Kinds that programs, and peers of a broker, cause as often as they like. A person or the node causes the others."""

@@ -9,8 +9,19 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
-from vgpu.broker.core import Admission, Admissions, IllegalMove, SlotState, company, gpu_full, may_attach
+from vgpu.broker.core import (
+    Admission,
+    Admissions,
+    IllegalMove,
+    SlotState,
+    company,
+    foreign,
+    gpu_full,
+    is_foreign,
+    may_attach,
+)
 from vgpu.identity import Peer, Process
+from vgpu.integrations.cgroups import NOWHERE, Place
 from vgpu.protocol.broker import Adopt, Attach, Refused
 
 VGPU = Adopt(
@@ -50,6 +61,33 @@ def attach(**changes: Any) -> Attach:
 )
 def test_owner_root_and_the_shared_group(who: Peer, share_gid: int, welcome: bool) -> None:
     assert may_attach(who, VGPU.model_copy(update={"share_gid": share_gid})) is welcome
+
+
+PLACE = Place(("0123456789abcdef" * 4,), "1b7c4d8e-3f2a-4c5b-9d6e-7f8a9b0c1d2e")
+
+
+@pytest.mark.parametrize(
+    ("place", "pods", "is_refused"),
+    [
+        (PLACE, None, False),
+        (NOWHERE, None, False),
+        (PLACE, (PLACE.pod,), False),
+        (PLACE, ("other", PLACE.pod), False),
+        (PLACE, ("other",), True),
+        (PLACE, (), True),
+        (NOWHERE, (PLACE.pod,), True),
+    ],
+)
+def test_a_vgpu_of_a_claim_is_for_the_pods_of_the_claim(
+    place: Place, pods: tuple[str, ...] | None, is_refused: bool
+) -> None:
+    assert is_foreign(place, VGPU.model_copy(update={"pods": pods})) is is_refused
+
+
+def test_the_refusal_of_a_foreign_process_names_its_place() -> None:
+    said = "vgpu-00000001 is for the pods that have its claim, and this process runs in"
+    assert foreign(PLACE, VGPU).error == f"{said} {PLACE}; let its pod claim a vGPU"
+    assert foreign(NOWHERE, VGPU).error == f"{said} no pod; let its pod claim a vGPU"
 
 
 SAID = {

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cluster import roots
+from tests.cluster import pods, roots
 from tests.integration.node import SimulatedNode
 
 
@@ -48,10 +48,14 @@ def start(probe: Path) -> Iterator[Run]:
     started: list[subprocess.Popen[str]] = []
     with tempfile.TemporaryDirectory(prefix="root-") as folder:
 
-        def run(volumes: Sequence[str], *words: str, uid: int = 0, remapped: bool = False) -> subprocess.Popen[str]:
+        def run(
+            volumes: Sequence[str], *words: str, uid: int = 0, remapped: bool = False, cgroup: Path | None = None
+        ) -> subprocess.Popen[str]:
             root = Path(folder, str(len(started)))
             root.mkdir()
             command = roots.command(root, [*volumes, f"{probe}:/probe:ro"], words, uid=uid, remapped=remapped)
+            if cgroup is not None:
+                command = pods.inside(cgroup, command)
             pipe = subprocess.PIPE
             started.append(subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True))
             return started[-1]

@@ -49,6 +49,9 @@ KIND = f"/kubelet.slice{BURSTABLE.replace('kubepods', 'kubelet-kubepods')}"
         ),
         pytest.param(f"0::{KIND}/cri-containerd-{A}.scope\n", (A,), POD, id="kind"),
         pytest.param(f"0::/kubepods/pod{'0' * 32}/{A}\n", (A,), "0" * 32, id="a static pod"),
+        pytest.param(
+            f"5:cpu:/kubepods/pod{POD}/{A}/pod{'0' * 32}/{B}\n", (A, B), POD, id="a cgroup that a pod has named"
+        ),
         pytest.param("0::/user.slice/user-1000.slice/session-3.scope\n", (), "", id="a login"),
         pytest.param("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n", (), "", id="Slurm"),
         pytest.param(f"0::/system.slice/docker-{A}0.scope\n", (), "", id="65 digits"),

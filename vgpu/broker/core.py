@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from vgpu.identity import Peer, Process
+from vgpu.integrations.cgroups import Place
 from vgpu.paths import VGPU_ID
 from vgpu.protocol.broker import HOOK_VERSION, OBSERVER_SLOT, Adopt, Attach, Refused
 from vgpu.units import counted
@@ -182,7 +183,7 @@ class Admissions:
         self._aside.discard(slot)
         self._returning.pop(process, None)
 
-    def _known(self, process: Process) -> bool:
+    def knows(self, process: Process) -> bool:
         """Whether the process was admitted before. It may run as another user since then."""
         return process in self._returning or self.slot_of(process) is not None
 
@@ -203,7 +204,7 @@ class Admissions:
             )
         if peer.process.start_time == 0:
             return Refused(code="unavailable", error=f"process {peer.process.pid} ended while it attached")
-        if not mounted and not may_attach(peer, vgpu) and not (attach.role == "process" and self._known(peer.process)):
+        if not mounted and not may_attach(peer, vgpu) and not (attach.role == "process" and self.knows(peer.process)):
             return Refused(
                 code="not-yours",
                 error=f"{vgpu.vgpu_id} belongs to uid {vgpu.owner_uid}, this process runs as uid {peer.uid}; "
@@ -265,6 +266,18 @@ def gpu_full(vgpu: Adopt, processes: int) -> Refused:
             f"those that are left are kept for other vGPUs than {vgpu.vgpu_id}"
         )
     return Refused(code="full", error=f"{full}; end one (vgpuctl ps), or use a GPU in temporal mode")
+
+
+def is_foreign(place: Place, vgpu: Adopt) -> bool:
+    """Whether a process that runs at ``place`` is in none of the pods whose processes the vGPU admits."""
+    return vgpu.pods is not None and place.pod not in vgpu.pods
+
+
+def foreign(place: Place, vgpu: Adopt) -> Refused:
+    """The refusal of such a process."""
+    where = f"in {place}" if place.pod else "in no pod"
+    text = f"{vgpu.vgpu_id} is for the pods that have its claim, and this process runs {where}"
+    return Refused(code="not-yours", error=f"{text}; let its pod claim a vGPU")
 
 
 def may_attach(peer: Peer, vgpu: Adopt) -> bool:

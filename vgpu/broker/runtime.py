@@ -31,11 +31,13 @@ from cython_ext.pages.activitypage import ActivityPage
 from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.pages.relaypage import RelayPage
 from cython_ext.relay.relay import Relay
-from vgpu.broker.core import Admission, Admissions, company, gpu_full, may_attach
+from vgpu.broker.core import Admission, Admissions, company, foreign, gpu_full, is_foreign, may_attach
 from vgpu.broker.ownsockets import OwnSockets, Serve
 from vgpu.broker.places import has_place
 from vgpu.errors import VgpuError, cleaned
 from vgpu.identity import Peer, Process
+from vgpu.integrations import cgroups
+from vgpu.integrations.cgroups import NOWHERE, Place
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.logs import tell
 from vgpu.pacing import Pace, and_more
@@ -46,6 +48,7 @@ from vgpu.protocol.broker import (
     Adopt,
     Attach,
     Attached,
+    Awaits,
     Closed,
     Died,
     Gone,
@@ -67,6 +70,8 @@ from vgpu.protocol.versions import OLDEST_VERSION
 ATTACH_S: Final = 3.0  # a hook sends one message; a process that takes longer occupies the link for nothing
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
 RESTART_S: Final = 10.0
+PODS_S: Final = 10.0
+"""For so long a process waits for its pod to be named: the driver of Kubernetes asks the API server."""
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
 NOTED_S: Final = 1.0
 """A server notes an admission within milliseconds. A server that is held up for longer notes it later. If this broker
@@ -116,6 +121,10 @@ class Broker:
         self._damaged = False
         """A process has written into the broker's own words of the page, and the page was not begun anew since."""
         self._vgpu: Adopt | None = None
+        self._described = trio.Event()
+        """Set, and replaced, with each description of the vGPU."""
+        self._awaited: Counter[str] = Counter()
+        """How many processes wait, by the pod that the vGPU's claim does not name."""
         self._pages: Pages | None = None
         self._link: MessageStream | None = None
         self._version = OLDEST_VERSION
@@ -207,6 +216,8 @@ class Broker:
             self._map(vgpu, descriptors)
         self._stopped = False
         first, self._vgpu = self._vgpu is None, vgpu
+        self._described.set()
+        self._described = trio.Event()
         if first:
             if self._alive is not None:
                 self._nursery.start_soon(_be_found, listen(self._alive, mode=0o600))
@@ -217,6 +228,7 @@ class Broker:
         if self._link is None:
             self._link = link
             await link.send(Listening().model_dump())
+            await self._tell_awaited()
             for slot, _ in self._admissions.held():
                 await self._tell(self._reports[slot])
             for slot, process in self._admissions.dead():
@@ -351,7 +363,7 @@ class Broker:
                 visitor = peer.uid
                 self._visitors[visitor] += 1
                 with trio.move_on_after(ATTACH_S) as patience:
-                    await self._attach(stream, peer, mounted=mounted)
+                    await self._attach(stream, peer, patience, mounted=mounted)
                 if patience.cancelled_caught:
                     raise ProtocolError(f"it did not attach within {ATTACH_S:g} s")
         except (*LINK_ENDED, VgpuError, ValidationError) as error:
@@ -370,14 +382,14 @@ class Broker:
         others = sum(count for visitor, count in self._visitors.items() if visitor not in first)
         return uid in first or others < self._limits.visitors_per_broker // 2
 
-    async def _report_closed(self, pid: int, uid: int, reason: str) -> None:
+    async def _report_closed(self, pid: int, uid: int, reason: str, *, foreign: bool = False) -> None:
         """Report at most one closed link per pause, whatever peers do. After the pause, the broker reports the last one
         that it left out, with the number of all of these."""
         missed = self._closed.due("", trio.current_time())
         if missed is not None:
-            await self._tell(Closed(pid=pid, uid=uid, reason=reason + and_more(missed)))
+            await self._tell(Closed(pid=pid, uid=uid, reason=reason + and_more(missed), foreign=foreign))
             return
-        self._left_out = Closed(pid=pid, uid=uid, reason=reason)
+        self._left_out = Closed(pid=pid, uid=uid, reason=reason, foreign=foreign)
         if not self._tells_later:
             self._tells_later = True
             self._nursery.start_soon(self._report_left_out)
@@ -391,7 +403,28 @@ class Broker:
             reason = self._left_out.reason + and_more(missed - 1)
             await self._tell(self._left_out.model_copy(update={"reason": reason}))
 
-    async def _attach(self, stream: MessageStream, peer: Peer, *, mounted: bool) -> None:
+    async def _foreign(self, peer: Peer, patience: trio.CancelScope) -> Refused | None:
+        """The refusal of a process that is in no pod of the vGPU's claim. A pod may have got the claim lately: its
+        process waits until the claim names it, for ``PODS_S``."""
+        assert self._vgpu is not None
+        place = _place_of(peer.process)
+        if place.pod and is_foreign(place, self._vgpu):
+            patience.deadline = trio.current_time() + PODS_S + ATTACH_S
+            self._awaited[place.pod] += 1
+            try:
+                await self._tell_awaited()
+                with trio.move_on_after(PODS_S):
+                    while is_foreign(place, self._vgpu):
+                        await self._described.wait()
+            finally:
+                self._awaited[place.pod] -= 1
+            await self._tell_awaited()
+        return foreign(place, self._vgpu) if is_foreign(place, self._vgpu) else None
+
+    async def _tell_awaited(self) -> None:
+        await self._tell(Awaits(pods=tuple(sorted(+self._awaited))))
+
+    async def _attach(self, stream: MessageStream, peer: Peer, patience: trio.CancelScope, *, mounted: bool) -> None:
         received = await stream.receive()
         if received is None:
             return
@@ -402,6 +435,12 @@ class Broker:
             raise
         assert self._vgpu is not None
         assert self._pages is not None
+        if mounted and peer.process.start_time and not self._admissions.knows(peer.process):
+            refused = await self._foreign(peer, patience)
+            if refused is not None:
+                await self._report_closed(peer.process.pid, peer.uid, refused.error, foreign=True)
+                await stream.send(refused.model_dump())
+                return
         decision = await self._decide(attach, peer, self._vgpu, mounted=mounted)
         if isinstance(decision, Refused):
             await stream.send(decision.model_dump())
@@ -583,6 +622,12 @@ def _door_permissions(vgpu: Adopt) -> dict[str, int]:
     if os.geteuid() != 0:
         return {"mode": mode}
     return {"mode": mode, "uid": vgpu.owner_uid, "gid": vgpu.share_gid}
+
+
+def _place_of(process: Process) -> Place:
+    """Where this very process runs."""
+    place = cgroups.of_process(process.pid)
+    return place if is_alive(process) else NOWHERE
 
 
 def agreed(answer: dict[str, object]) -> int:

@@ -22,7 +22,7 @@ _POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?(?::.
 @dataclass(frozen=True, slots=True)
 class Place:
     """``containers``: ids, the outermost first, which is the one that the host's engine knows. ``pod``: the uid of the
-    Kubernetes pod; "": none."""
+    Kubernetes pod, the outermost one; "": none."""
 
     containers: tuple[str, ...] = ()
     pod: str = ""
@@ -52,7 +52,7 @@ def _place(parts: list[str]) -> Place:
     for part in parts:
         if (match := _CONTAINER.fullmatch(part)) and _MONITOR not in part:
             containers.append(match[1])
-        if match := _POD.fullmatch(part):
+        if not pod and (match := _POD.fullmatch(part)):
             pod = match[1].replace("_", "-")
     return Place(tuple(containers), pod)
 

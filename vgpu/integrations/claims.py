@@ -21,20 +21,24 @@ process that reaches the vGPU's socket through a mount, whatever its user."""
 
 UID_PATTERN: Final = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 MOST_LABELS: Final = 16
+MOST_PODS: Final = 256
+_Uid = Annotated[str, Field(min_length=1, max_length=63, pattern=UID_PATTERN)]
 _Label = Annotated[str, Field(max_length=253)]
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
     """``kind`` and ``uid`` name the claim among all claims of one owner. ``tenant``: for whom the engine asks, as in a
-    Kubernetes namespace. ``labels``: facts for people, such as ``pod``, ``container`` or ``job``."""
+    Kubernetes namespace. ``labels``: facts for people, such as ``pod``, ``container`` or ``job``. ``pods``: the uids of
+    the Kubernetes pods whose processes the vGPU admits through a mount; None: they are not known, and it admits all."""
 
     kind: Kind
-    uid: Annotated[str, Field(min_length=1, max_length=63, pattern=UID_PATTERN)]
+    uid: _Uid
     tenant: _Label = ""
     labels: Annotated[dict[Annotated[str, Field(min_length=1, max_length=63)], _Label], Field(max_length=16)] = field(
         default_factory=dict
     )
+    pods: Annotated[tuple[_Uid, ...], Field(max_length=MOST_PODS)] | None = None
 
     @property
     def name(self) -> str:
@@ -42,7 +46,7 @@ class Claim:
         return f"{self.kind}/{self.uid}"
 
     def is_same(self, other: Claim | None) -> bool:
-        """Whether both are one claim; tenant and labels may differ."""
+        """Whether both are one claim; tenant, labels and pods may differ."""
         return other is not None and (self.kind, self.uid) == (other.kind, other.uid)
 
 

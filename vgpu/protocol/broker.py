@@ -142,16 +142,29 @@ class Look(Message):
     op: Literal["look"] = "look"
 
 
+class Awaits(Message):
+    """Processes of these pods wait at the broker, and the vGPU's claim does not name the pods. They wait for a while,
+    since the claim may have changed: the engine that knows it can name them. Each such message has all of them."""
+
+    since: ClassVar[int] = 5
+    op: Literal["awaits"] = "awaits"
+    pods: tuple[str, ...]
+
+
 class Closed(Message):
-    """The broker closed a hook's link, for a reason that the operator should know."""
+    """The broker closed a hook's link, for a reason that the operator should know. ``foreign``: the process is in no
+    pod of the vGPU's claim."""
 
     op: Literal["closed"] = "closed"
     pid: int
     uid: int
     reason: Line
+    foreign: bool = False
 
 
-FromBroker = Annotated[Register | Listening | Attached | Died | Reaped | Look | Closed, Field(discriminator="op")]
+FromBroker = Annotated[
+    Register | Listening | Attached | Died | Reaped | Look | Awaits | Closed, Field(discriminator="op")
+]
 FROM_BROKER: TypeAdapter[FromBroker] = TypeAdapter(FromBroker)
 
 
@@ -170,6 +183,7 @@ class Adopt(Message):
     slots, a tenant may have written. ``returning``: processes of a page that is lost, from the journal; they may come
     back. ``places``: of the ``most_processes``, those that are kept for each vGPU of the GPU (key, count).
     ``mount_door``: path of a second socket, which containers have mounted and where each user may attach; "": none.
+    ``pods``: uids of the pods whose processes may attach there; None: each process may.
     """
 
     op: Literal["adopt"] = "adopt"
@@ -196,6 +210,7 @@ class Adopt(Message):
     returning: tuple[Attached, ...] = ()
     places: tuple[tuple[int, int], ...] = ()
     mount_door: str = ""
+    pods: tuple[str, ...] | None = None
 
 
 class Noted(Message):

@@ -432,6 +432,7 @@ class VgpuStatus(Reading):
     lifetime: Lifetime = "kept"  # process: it goes with the process that asked for it
     claim: Claim | None = None  # of the engine that asked for it
     attach: Attach = "owner"  # mount: it admits each process that reaches it through a mount
+    awaited_pods: tuple[str, ...] = ()  # their processes wait to be admitted, and its claim does not name them
     asker_pid: int | None = None  # that process
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 4
+PROTOCOL_VERSION: Final = 5
 """It rises with every message that one end sends unasked, so that an end gets only messages that it knows.
 
 2: ``Look``.
 3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime``, ``wait`` and ``owner_uid``; ``Await``, ``Confirm``.
 4: ``Create`` carries ``claim`` and ``attach``.
+5: ``Awaits``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3

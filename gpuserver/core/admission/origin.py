@@ -55,7 +55,7 @@ class Origin:
         return replace(self, confirmed=True)
 
     def renamed(self, claim: Claim) -> Self:
-        """With another tenant and other labels of the same claim."""
+        """With another tenant, other labels and other pods of the same claim."""
         return replace(self, claim=claim)
 
     def fate(self, *, held: bool, asker_lives: bool, attached: bool) -> Fate:

@@ -122,6 +122,7 @@ def vgpu_reading(
         asker_pid=vgpu.origin.asker.pid if vgpu.origin.of_process else None,
         claim=vgpu.origin.claim,
         attach=vgpu.origin.attach,
+        awaited_pods=vgpu.awaited_pods,
         environment={"VGPU_ID": record.vgpu_id, **place.environment},
         warnings=warnings,
         window_ns=vgpu.grants.window_ns,

@@ -33,6 +33,7 @@ from vgpu.paths import NodePaths
 from vgpu.protocol.broker import (
     FROM_BROKER,
     Attached,
+    Awaits,
     Closed,
     Died,
     Gone,
@@ -248,6 +249,7 @@ class Brokers:
         finally:
             if vgpu.link is link:
                 vgpu.link = None
+                vgpu.awaited_pods = ()
 
     def _take_list(self, vgpu: Vgpu, processes: Sequence[Attached], *, page_is_new: bool) -> None:
         """The broker lived on, with or without this server: its list is the truth. ``page_is_new``: the server before
@@ -328,6 +330,11 @@ class Brokers:
                 self._reports.reaped(vgpu, message)
             case Look():
                 self._memory.look()
+            case Awaits(pods=pods):
+                vgpu.awaited_pods = pods
+            case Closed(pid=pid, uid=uid, reason=reason, foreign=True):
+                text = f"process {pid} (uid {uid}) was refused: {reason}"
+                self._state.record_event(EventType.FOREIGN, vgpu, text, pid=pid)
             case Closed(pid=pid, uid=uid, reason=reason):
                 self._state.record_event(
                     EventType.LINK_CLOSED, vgpu, f"link of process {pid} (uid {uid}) closed: {reason}"

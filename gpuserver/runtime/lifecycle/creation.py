@@ -81,8 +81,8 @@ class Creations:
         return await self._present(lambda vgpu: vgpu.is_answer_to(uid, request_id)) if request_id else None
 
     async def _claimed(self, uid: int, create: Create) -> Vgpu | None:
-        """The vGPU of the same claim, which gets the tenant and labels of this request. ``VgpuError`` (exists): it is
-        another one than ``create`` asks for."""
+        """The vGPU of the same claim, which gets the tenant, labels and pods of this request. ``VgpuError`` (exists):
+        it is another one than ``create`` asks for."""
         claim = create.claim
         if claim is None:
             return None
@@ -91,7 +91,8 @@ class Creations:
             refuse_other(create, claim, vgpu)
             if vgpu.origin.claim != claim:
                 vgpu.origin = vgpu.origin.renamed(claim)
-                await self._state.persist()  # they are for people alone: an old text does no harm
+                await self._brokers.changed(vgpu)
+                await self._state.persist()  # an old text does no harm; a pod that is not in it is asked about again
         return vgpu
 
     async def _present(self, matches: Callable[[Vgpu], bool]) -> Vgpu | None:

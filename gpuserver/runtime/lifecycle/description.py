@@ -14,6 +14,7 @@ def describe(state: GpuState, vgpu: Vgpu) -> Adopt:
     record = vgpu.record
     spatial = record.partition is not None
     vgpu.published_places = kept_places(state) if spatial else ()
+    claim = vgpu.origin.claim
     limited = record.partition is not None and not record.spec.burst
     return Adopt(
         vgpu_id=record.vgpu_id,
@@ -38,6 +39,7 @@ def describe(state: GpuState, vgpu: Vgpu) -> Adopt:
         suspended=vgpu.quiesced and not vgpu.idle_suspended,
         places=vgpu.published_places,
         mount_door=str(state.settings.paths.mount_socket(record.vgpu_id)) if vgpu.mountable else "",
+        pods=None if claim is None else claim.pods,
     )
 
 

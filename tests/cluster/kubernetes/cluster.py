@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
@@ -51,6 +51,7 @@ class FakeCluster:
 
     async def _serve(self, ready: threading.Event) -> None:
         async with kmock.KubernetesEmulator() as handler, Server(handler) as server:
+            self._handler = handler
             handler.resources["v1/nodes"] = {"namespaced": False, "kind": "Node"}
             for kind, namespaced in (("ResourceSlice", False), ("ResourceClaim", True)):
                 plural = f"resource.k8s.io/v1/{kind.lower()}s"
@@ -62,8 +63,22 @@ class FakeCluster:
     def _post(self, path: str, body: Mapping[str, Any]) -> None:
         self._client.post(path, json=body).raise_for_status()
 
+    @property
+    def applied(self) -> list[tuple[str, str]]:
+        """Path and field manager of each server-side apply."""
+        return [
+            (request.url.path, request.params["fieldManager"])
+            for request in self._handler
+            if request.headers.get("Content-Type") == "application/apply-patch+yaml"
+        ]
+
     def add(self, claim: Mapping[str, Any]) -> None:
         self._post(f"{_API}/namespaces/{claim['metadata']['namespace']}/resourceclaims", claim)
+
+    def reserve(self, claim: Mapping[str, Any], *pods: str) -> None:
+        """For the pods with these uids."""
+        reserved = [{"resource": "pods", "name": f"pod-{uid[:8]}", "uid": uid} for uid in pods]
+        self._client.patch(self._path(claim), json={"status": {"reservedFor": reserved}}).raise_for_status()
 
     def release(self, claim: Mapping[str, Any]) -> None:
         """No pod has it any more."""
@@ -75,6 +90,10 @@ class FakeCluster:
     def _path(self, claim: Mapping[str, Any]) -> str:
         metadata = claim["metadata"]
         return f"{_API}/namespaces/{metadata['namespace']}/resourceclaims/{metadata['name']}"
+
+    def claim(self, claim: Mapping[str, Any]) -> dict[str, Any]:
+        """As the API server has it now."""
+        return dict(self._client.get(self._path(claim)).raise_for_status().json())
 
     def slices(self) -> list[dict[str, Any]]:
         return list(self._client.get(f"{_API}/resourceslices").json()["items"])
@@ -145,6 +164,28 @@ class FakeKubelet:
         request = wire.message(f"{PACKAGE}.{method}Request")(claims=said)
         with wire.Client(wire.DRA, self._endpoint) as driver:
             return dict(getattr(driver, method)(request, timeout=PATIENCE_S, wait_for_ready=True).claims)
+
+    @contextmanager
+    def health(self) -> Iterator[dict[tuple[str, str], str]]:
+        """The health by pool and device, as the driver's stream has said it last."""
+        info = self.register()
+        assert wire.DRA_HEALTH in info.supported_versions
+        states: dict[tuple[str, str], str] = {}
+        with wire.Client(wire.DRA_HEALTH, self._endpoint) as driver:
+            stream = driver.NodeWatchResources(wire.message("v1.NodeWatchResourcesRequest")(), wait_for_ready=True)
+
+            def read() -> None:
+                with suppress(grpc.RpcError):
+                    for answer in stream:
+                        for one in answer.devices:
+                            word = type(one).DESCRIPTOR.fields_by_name["health"].enum_type.values[one.health].name
+                            states[one.device.pool_name, one.device.device_name] = word
+
+            reader = threading.Thread(target=read, daemon=True)
+            reader.start()
+            yield states
+            stream.cancel()
+            reader.join(PATIENCE_S)
 
     def prepare(self, *claims: Mapping[str, Any]) -> dict[str, Any]:
         """The answers by the uid of the claim."""

@@ -13,7 +13,7 @@ from kubernetes_validate import validate
 
 from tests.cluster.kubernetes.cluster import NODE, claim_of
 from vgpu.errors import VgpuError
-from vgpu.integrations.kubernetes import dra
+from vgpu.integrations.kubernetes import dra, health
 from vgpu.integrations.kubernetes.dra import GRACE_S, Made, Remove, Report
 from vgpu.integrations.kubernetes.profiles import Profile, parse_all
 
@@ -52,6 +52,18 @@ def test_a_claim_says_what_its_vgpu_is() -> None:
     (wanted,) = dra.wanted_of(claim_of(("gpu-0", "30", "8Gi"), uid="u"), NODE, [gpu()])
     assert (wanted.claim.name, wanted.claim.tenant, wanted.gpu) == ("dra/u.0", "team-a", 0)
     assert (wanted.spec.sm_percent, wanted.spec.memory_bytes) == (30, 8 * GIB)
+
+
+def test_a_claim_names_its_pods_if_nothing_else_has_reserved_it() -> None:
+    claim = claim_of(("gpu-0", "30", "8Gi"))
+    claim["status"]["reservedFor"] = [{"resource": "pods", "name": name, "uid": f"uid-{name}"} for name in "ba"]
+    (wanted,) = dra.wanted_of(claim, NODE, [gpu()])
+    assert wanted.claim.pods == ("uid-a", "uid-b")
+    claim["status"]["reservedFor"].append(
+        {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "c", "uid": "c"}
+    )
+    (wanted,) = dra.wanted_of(claim, NODE, [gpu()])
+    assert wanted.claim.pods is None
 
 
 def test_a_device_without_amounts_is_the_whole_gpu() -> None:
@@ -226,6 +238,21 @@ def test_partitions_of_many_gpus_fit_the_limits_of_a_slice(gpus: int, profiles: 
     for name in names:
         claim = claim_of((name, "1", "1Gi"))
         assert dra.wanted_of(claim, NODE, [gpu(index) for index in range(gpus)])[0].spec.sm_percent
+
+
+# --- health
+
+
+def test_a_gpu_without_its_server_is_unhealthy_under_all_its_devices() -> None:
+    gpus = [gpu(0), gpu(1, state="restarting")]
+    assert health.health_of(gpus, ()) == {
+        "gpu-0": ("HEALTHY", ""),
+        "gpu-1": ("UNHEALTHY", "the GPU Server of GPU 1 is restarting"),
+    }
+    sizes = parse_all("50sm-8g,100sm-80g")
+    found = health.health_of([gpu(0, guaranteed_ratio=1.0)], sizes)
+    offered = [device["name"] for device in dra.slices(NODE, [gpu(0)], [], sizes)[1]["devices"]]
+    assert list(found) == offered, "those that do not fit now may have pods"
 
 
 # --- reconcile

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cluster import pods
 from tests.cluster.conftest import Run
 from tests.cluster.kubernetes.cluster import NODE, FakeCluster, FakeKubelet, Process, claim_of, ids_of
 from tests.integration.node import SimulatedNode, eventually
+from vgpu.errors import VgpuError
 from vgpu.integrations import cdi
 
 THIRD = ("gpu-1", "30", "8Gi")
@@ -37,7 +40,8 @@ def count(node: SimulatedNode) -> int:
 
 def test_the_driver_registers_with_the_kubelet(driver: Process, kubelet: FakeKubelet) -> None:
     info = kubelet.register()
-    assert (info.type, info.name, list(info.supported_versions)) == ("DRAPlugin", "vgpu.dev", ["v1.DRAPlugin"])
+    assert (info.type, info.name) == ("DRAPlugin", "vgpu.dev")
+    assert list(info.supported_versions) == ["v1.DRAPlugin", "v1.DRAResourceHealth"]
     assert stat.S_ISSOCK(Path(info.endpoint).stat().st_mode)
     assert driver.stop() == 0
     assert [path for path in kubelet.folder.rglob("*") if path.is_socket()] == []
@@ -124,6 +128,27 @@ def test_the_devices_of_a_claim_are_vgpus_of_a_group(
     assert count(node) == 0
 
 
+def test_the_kubelet_reads_which_gpu_has_lost_its_server(
+    node: SimulatedNode, kubelet: FakeKubelet, driver: Process
+) -> None:
+    """The server is killed until the driver has seen it down: the node starts the next one within a second."""
+    with kubelet.health() as states:
+
+        def said(device: str, health: str) -> bool:
+            return states.get((NODE, device)) == health
+
+        eventually(lambda: said("gpu-0", "HEALTHY") and said("gpu-1", "HEALTHY"), "both GPUs work")
+
+        def is_down() -> bool:
+            with suppress(OSError, VgpuError):
+                os.kill(node.server_pid(1), signal.SIGKILL)
+            return said("gpu-1", "UNHEALTHY")
+
+        eventually(is_down, "the GPU whose server is killed is unhealthy")
+        assert said("gpu-0", "HEALTHY")
+        eventually(lambda: said("gpu-1", "HEALTHY"), "its next server serves")
+
+
 def boot(node: SimulatedNode, cdi_folder: Path, vgpu_id: str) -> None:
     """Every process of the node is gone, and so are the files of ``/var/run``."""
     vgpu = node.reading(vgpu_id)
@@ -184,13 +209,19 @@ def test_two_versions_of_the_driver_answer_alike(
 def test_a_program_in_the_container_has_the_claims_memory(
     node: SimulatedNode, cluster: FakeCluster, kubelet: FakeKubelet, driver: Process, start: Run
 ) -> None:
-    """The engine is ours; it reads the device that the kubelet names from the node's CDI file."""
+    """The engine is ours; it reads the device that the kubelet names from the node's CDI file, and makes the cgroup of
+    the pod."""
+    top = pods.hierarchy()
+    if top is None:
+        pytest.skip("no cgroup can be made here")
     claim = claim_of(THIRD)
     cluster.add(claim)
     (vgpu_id,) = kubelet.vgpus(claim)
     with node.link() as link:
         volumes = list(link.inspect(vgpu_id).mounts)
-    said, error = start(volumes, "/probe", "1024", "8192", uid=1000).communicate(timeout=60)
+    with pods.cgroup_of(top, claim["status"]["reservedFor"][0]["uid"]) as cgroup:
+        program = start(volumes, "/probe", "1024", "8192", uid=1000, cgroup=cgroup)
+        said, error = program.communicate(timeout=60)
     assert (said + error).strip() == "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"
 
 

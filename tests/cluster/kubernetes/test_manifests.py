@@ -17,6 +17,7 @@ import yaml
 from kubernetes_validate import validate
 
 from vgpu.ctl.integrations.kubelet import register
+from vgpu.integrations.kubernetes.dra import DRIVER
 from vgpu.integrations.kubernetes.profiles import parse_all
 
 ROOT = Path(__file__).parents[3]
@@ -115,6 +116,14 @@ def test_the_policy_names_the_account_of_the_driver() -> None:
     (account,) = (one["metadata"] for one in whole() if one["kind"] == "ServiceAccount")
     policies = yaml.safe_dump_all([one for one in whole() if one["kind"] == "ValidatingAdmissionPolicy"], width=1000)
     assert f"system:serviceaccount:{account['namespace']}:{account['name']}" in policies
+
+
+def test_the_driver_may_write_its_own_entries_of_a_claims_status() -> None:
+    (role,) = (one for one in whole() if one["kind"] == "ClusterRole")
+    rights = {one["resources"][0]: one for one in role["rules"]}
+    assert "patch" in rights["resourceclaims/status"]["verbs"]
+    assert rights["resourceclaims/driver"]["resourceNames"] == [DRIVER]
+    assert "associated-node:patch" in rights["resourceclaims/driver"]["verbs"]
 
 
 def test_the_image_has_the_command_of_the_manifests() -> None:

@@ -47,6 +47,21 @@ BYTES: list[tuple[str, dict[str, Any], str]] = [
     ),
     (f"{PACKAGE}.NodeUnprepareResourcesResponse", {"claims": {"u": {"error": "e"}}}, "0a08 0a0175 1203 0a0165"),
     (
+        "v1.NodeWatchResourcesResponse",
+        {
+            "devices": [
+                {
+                    "device": {"pool_name": "p", "device_name": "d"},
+                    "health": "UNHEALTHY",
+                    "last_updated_time": 3,
+                    "health_check_timeout_seconds": 4,
+                    "message": "m",
+                }
+            ]
+        },
+        "0a11 0a06 0a0170 120164 1002 1803 2004 2a016d",
+    ),
+    (
         "v1beta1.DevicePluginOptions",
         {"pre_start_required": True, "get_preferred_allocation_available": True},
         "0801 1001",

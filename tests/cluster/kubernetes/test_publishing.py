@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from kubernetes_validate import validate
 from lightkube import Client, KubeConfig
 from lightkube.config import models
 
-from tests.cluster.kubernetes.cluster import NODE, FakeCluster, FakeKubelet, Process, claim_of
+from tests.cluster.kubernetes.cluster import NODE, FakeCluster, FakeKubelet, Process, claim_of, ids_of
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.api.node import Node
-from vgpu.errors import VgpuError
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.kubernetes import wire
 from vgpu.integrations.kubernetes.dra import GRACE_S
 from vgpu.integrations.kubernetes.driver import Driver
@@ -131,6 +132,60 @@ def test_a_vgpu_whose_claim_is_gone_is_removed_once_no_program_is_in_it(
     own.reconcile(later)
     assert node.reading(ids["deleted"]) is None
     assert node.reading(ids["kept"]) is not None
+
+
+def statuses(cluster: FakeCluster, claim: dict[str, Any]) -> list[dict[str, Any]]:
+    return list(cluster.claim(claim)["status"].get("devices") or [])
+
+
+@pytest.mark.parametrize("version", ["1.34", "1.37"])
+def test_the_status_of_a_claim_names_its_vgpus(
+    node: SimulatedNode, cluster: FakeCluster, own: Driver, version: str
+) -> None:
+    claim = claim_of(("gpu-0", "10", "1Gi"), ("gpu-1", "10", "1Gi"))
+    cluster.add(claim)
+    answer = own.prepare(asked(claim)).claims[claim["metadata"]["uid"]]
+    first = statuses(cluster, claim)
+    results = claim["status"]["allocation"]["devices"]["results"]
+    said = [(one["driver"], one["pool"], one["device"], one["shareID"], one["data"]["vgpu"]) for one in first]
+    assert said == [
+        ("vgpu.dev", NODE, result["device"], result["shareID"], vgpu_id)
+        for result, vgpu_id in zip(results, ids_of(answer), strict=True)
+    ]
+    assert [one["conditions"][0]["type"] for one in first] == ["Ready", "Ready"]
+    spec = {"devices": {"requests": [{"name": "vgpu-0", "exactly": {"deviceClassName": "vgpu.dev"}}]}}
+    shown = cluster.claim(claim) | {"spec": spec}
+    validate(shown, version, strict=True)
+    (path, manager) = cluster.applied[-1]
+    assert path.endswith("/namespaces/team-a/resourceclaims/train/status")
+    assert manager == f"vgpu.dev-{NODE}", "each node's driver has entries of its own"
+    own.prepare(asked(claim))
+    own.reconcile()
+    assert len(cluster.applied) == 1, "nothing has changed"
+    own.unprepare(asked(claim))
+    assert statuses(cluster, claim) == []
+
+
+def test_a_status_that_could_not_be_written_comes_with_the_next_reconcile(
+    node: SimulatedNode, cluster: FakeCluster, own: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_: object) -> None:
+        raise VgpuError(ErrorCode.UNREACHABLE, "the API server does not answer")
+
+    claim = claim_of(("gpu-0", "10", "1Gi"))
+    cluster.add(claim)
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "say", unreachable)
+        answer = own.prepare(asked(claim)).claims[claim["metadata"]["uid"]]
+        assert answer.error == ""
+        assert statuses(cluster, claim) == []
+    own.reconcile()
+    assert [one["data"]["vgpu"] for one in statuses(cluster, claim)] == ids_of(answer)
+    with monkeypatch.context() as patch:
+        patch.setattr(Cluster, "say", unreachable)
+        assert own.unprepare(asked(claim)).claims[claim["metadata"]["uid"]].error == ""
+    with node.link() as link:
+        assert not link.list()
 
 
 def test_an_api_server_that_does_not_answer_costs_no_vgpu(

@@ -21,7 +21,11 @@ def kubelet(
     ] = "",
     compatible: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=N", help="With --plugin: also nvshare.com/gpu or xpushare.com/gpu, N of each GPU."),
+        typer.Option(
+            metavar="NAME[=N]",
+            help="With --plugin, in place of profiles: nvshare.com/gpu or xpushare.com/gpu, N of each GPU; or "
+            "aliyun.com/gpu-mem, its GiB.",
+        ),
     ] = None,
     folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The kubelet's folder.")] = Path(
         "/var/lib/kubelet"
@@ -45,6 +49,9 @@ def kubelet(
         raise VgpuError(ErrorCode.INVALID, "which sizes? --plugin serves profiles", "--plugin --profiles 30sm-8g")
     if compatible and not plugin:
         raise VgpuError(ErrorCode.INVALID, "names of other projects are resources of a device plugin", "--plugin")
+    if compatible and (profiles or len(compatible) > 1):
+        text = "two names of the same GPUs would promise them twice"
+        raise VgpuError(ErrorCode.INVALID, text, "give --profiles, or one --compatible")
     if not node_name:
         raise VgpuError(ErrorCode.INVALID, "which node of Kubernetes is this?", "--node-name NAME, or set NODE_NAME")
     options = process.Options(node_name, Places(folder, instance), parse_all(profiles), tuple(compatible or ()))

@@ -77,6 +77,14 @@ def is_reserved(claim: Object) -> bool:
     return bool(claim.get("status", {}).get("reservedFor"))
 
 
+def pods_of(claim: Object) -> tuple[str, ...] | None:
+    """The uids of the pods that may use it now; None: it is also reserved for something that is no pod."""
+    reserved = claim["status"].get("reservedFor") or []
+    if any(one.get("resource") != "pods" or not one.get("uid") for one in reserved):
+        return None
+    return tuple(sorted(one["uid"] for one in reserved))
+
+
 def uid_of(claim_uid: str, position: int) -> str:
     """A claim may have several devices, each of which is a vGPU. The order of an allocation never changes."""
     return f"{claim_uid}.{position}"
@@ -88,10 +96,11 @@ def wanted_of(claim: Object, node: str, gpus: Iterable[Object]) -> list[Wanted]:
     by_index = {gpu["index"]: gpu for gpu in gpus}
     devices = [_device_of(result, by_index) for result in results]
     indices = [gpu["index"] for gpu, _ in devices]
+    pods = pods_of(claim)
     alone = len(set(indices)) == len(indices) > 1
     return [
         Wanted(
-            Claim(KIND, uid_of(claim["metadata"]["uid"], at), claim["metadata"]["namespace"], _labels(claim)),
+            Claim(KIND, uid_of(claim["metadata"]["uid"], at), claim["metadata"]["namespace"], _labels(claim), pods),
             VgpuSpec.parse(
                 **_amounts(result, gpu, profile),
                 **configuration(claim, result["request"]),

@@ -13,12 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any, Final
 
 from vgpu.api.node import Node
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import cdi
-from vgpu.integrations.kubernetes import dra, wire
+from vgpu.integrations.kubernetes import dra, podfacts, status, wire
 from vgpu.integrations.kubernetes.dra import Made, Object, Report, Wanted
 from vgpu.integrations.kubernetes.objects import Cluster
 from vgpu.integrations.kubernetes.profiles import Profile
@@ -88,10 +89,19 @@ class Driver:
             with self._locks.hold(claim.uid):
                 for made in self._made_for(claim.uid):
                     self._remove(made, force=True)
+                self._unsay(claim)
             return _Unprepared()
         except VgpuError as error:
             log.warning("a claim is not unprepared", claim=f"{claim.namespace}/{claim.name}", reason=str(error))
             return _Unprepared(error=str(error))
+
+    def _unsay(self, asked: Any) -> None:
+        claim = {"metadata": {"name": asked.name, "namespace": asked.namespace, "uid": asked.uid}}
+        try:
+            self._cluster.say(claim, [])
+        except VgpuError as error:  # the API server drops the entries itself when it frees the claim's devices
+            name = _name(claim["metadata"])
+            log.warning("the status of a claim still has its vGPU", claim=name, reason=str(error))
 
     def _prepare(self, asked: Any) -> list[Any]:
         claim = self._cluster.claim(asked.namespace, asked.name)
@@ -103,7 +113,23 @@ class Driver:
         with self._node.open_link() as link:
             gpus, vgpus = link.ask("gpus")["gpus"], dra.own(link.ask("list")["vgpus"], os.geteuid())
         wanted = dra.wanted_of(claim, self._cluster.node, gpus)
-        return [self._device(one, self._found(one, vgpus) or self._make(one)) for one in wanted]
+        made = [(one, self._found(one, vgpus) or self._make(one)) for one in wanted]
+        self._name_pods(made)
+        self._say_or_log(claim, made)
+        return [self._device(one, vgpu) for one, vgpu in made]
+
+    def _say_or_log(self, claim: Object, made: Sequence[tuple[Wanted, Object]]) -> None:
+        """Programs do not need the status, so the claim is prepared without it. The reconcile writes it later."""
+        try:
+            self._say(claim, made)
+        except VgpuError as error:
+            log.warning("the status of a claim is not written", claim=_name(claim["metadata"]), reason=str(error))
+
+    def _say(self, claim: Object, made: Sequence[tuple[Wanted, Object]]) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        entries = status.devices(self._cluster.node, made, now)
+        if not status.is_said(claim, self._cluster.node, entries):
+            self._cluster.say(claim, entries)
 
     @staticmethod
     def _found(wanted: Wanted, vgpus: Iterable[Object]) -> Object | None:
@@ -129,29 +155,64 @@ class Driver:
     # --- levels
 
     def reconcile(self, now: Callable[[], float] = time.time) -> None:
-        """Remove the vGPUs of claims that are gone. ``VgpuError``: the node or the API server does not answer."""
+        """Remove the vGPUs of claims that are gone, and bring the others up to date. ``VgpuError``: the node or the API
+        server does not answer."""
         made = dra.made_of(self._listed())
-        wanted = [one.uid for one in made if self._is_wanted(one)]
-        for action in dra.reconcile(wanted, made, now()):
+        claims = {one.claim_uid: one for one in made}
+        kept = {uid for uid, one in claims.items() if self._kept(one) is not None}
+        for action in dra.reconcile([one.uid for one in made if one.claim_uid in kept], made, now()):
             if isinstance(action, Report):
                 log.warning("programs run in a vGPU whose claim is gone", vgpu=action.vgpu.vgpu_id)
             else:
                 self._remove_unwanted(action.vgpu)
 
+    def _kept(self, made: Made) -> Object | None:
+        """The claim of a vGPU that keeps it, with all that the two say of each other; None: the vGPU has none."""
+        with self._locks.hold(made.claim_uid):
+            claim = self._wanting(made)
+            if claim is not None:
+                self._bring_up_to_date(claim)
+        return claim
+
+    def _bring_up_to_date(self, claim: Object) -> None:
+        with self._node.open_link() as link:
+            gpus, vgpus = link.ask("gpus")["gpus"], dra.own(link.ask("list")["vgpus"], os.geteuid())
+        try:
+            wanted = dra.wanted_of(claim, self._cluster.node, gpus)
+        except VgpuError as error:  # of a GPU that the node does not serve now
+            log.warning("a claim is not as its vGPUs", claim=_name(claim["metadata"]), reason=str(error))
+            return
+        made = [(one, vgpu) for one in wanted if (vgpu := self._found(one, vgpus))]
+        self._name_pods(made)
+        self._say_or_log(claim, made)
+
+    def admit_pods(self) -> None:
+        """Ask about the claims at whose vGPUs processes of unknown pods wait. A claim that is prepared may get more
+        pods, and the kubelet does not say so. ``VgpuError``: the node or the API server does not answer."""
+        awaited = dra.made_of(vgpu for vgpu in self._listed() if vgpu.get("awaited_pods"))
+        for one in {one.claim_uid: one for one in awaited}.values():
+            self._kept(one)
+
+    def _name_pods(self, made: Iterable[tuple[Wanted, Object]]) -> None:
+        """The vGPUs admit the processes of the claim's pods."""
+        for wanted, vgpu in made:
+            pods = None if wanted.claim.pods is None else list(wanted.claim.pods)
+            if vgpu["claim"].get("pods") != pods:
+                with self._node.open_link() as link:
+                    podfacts.rename(link, vgpu, pods=pods)
+
     def _remove_unwanted(self, made: Made) -> None:
         """A pod may have reserved the claim since. The node refuses to remove a vGPU in which a program runs."""
         with self._locks.hold(made.claim_uid):
-            if not self._is_wanted(made):
+            if self._wanting(made) is None:
                 self._remove(made, force=False)
 
-    def _is_wanted(self, made: Made) -> bool:
+    def _wanting(self, made: Made) -> Object | None:
+        """The claim of a vGPU, if a pod may use it here."""
         claim = self._cluster.claim(made.namespace, made.name)
-        return (
-            claim is not None
-            and claim["metadata"]["uid"] == made.claim_uid
-            and dra.is_reserved(claim)
-            and bool(dra.results_of(claim, self._cluster.node))
-        )
+        if claim is None or claim["metadata"]["uid"] != made.claim_uid:
+            return None
+        return claim if dra.is_reserved(claim) and dra.results_of(claim, self._cluster.node) else None
 
     def publish(self, profiles: Sequence[Profile] = (), *, check: bool = False) -> None:
         """Bring the node's slices up to date. ``check``: also if nothing changed here, since the kubelet removes the
@@ -181,6 +242,10 @@ class Driver:
         except VgpuError as error:
             if error.code not in _GONE and (force or error.code is not ErrorCode.IN_USE):
                 raise
+
+
+def _name(metadata: Object) -> str:
+    return f"{metadata['namespace']}/{metadata['name']}"
 
 
 def _each(claims: Sequence[Any], answer: Callable[[Any], Any]) -> dict[str, Any]:

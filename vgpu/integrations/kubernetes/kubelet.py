@@ -30,8 +30,9 @@ from vgpu.loggers import get_logger
 
 log = get_logger(__name__)
 FOLDER: Final = Path("/var/lib/kubelet")
-VERSIONS: Final = ("v1.DRAPlugin",)
-"""Kubelets before 1.34 speak v1beta1 alone. Their API servers have no claims of version 1."""
+VERSIONS: Final = ("v1.DRAPlugin", wire.DRA_HEALTH)
+"""Kubelets before 1.34 speak v1beta1 alone. Their API servers have no claims of version 1. A kubelet that does not know
+a service of this list does not ask for it."""
 THREADS: Final = 16
 ANSWER_S: Final = 20.0
 _Info = wire.message("pluginregistration.PluginInfo")
@@ -79,20 +80,23 @@ def serve(path: Path, handlers: Iterable[grpc.GenericRpcHandler]) -> grpc.Server
 
 
 class DraSockets:
-    """The two sockets of the DRA driver. ``registered`` is called each time the kubelet has taken it."""
+    """The two sockets of the DRA driver. ``health``: the methods of its health service. ``registered`` is called each
+    time the kubelet has taken it."""
 
     def __init__(
         self,
         places: Places,
         prepare: Callable[[Any], Any],
         unprepare: Callable[[Any], Any],
+        health: Mapping[str, Callable[..., Any]],
         registered: Callable[[], None],
     ) -> None:
         self._places = places
         self._registered = registered
         sweep(places.registry.parent, f"{DRIVER}*-reg.sock")
         methods = {"NodePrepareResources": prepare, "NodeUnprepareResources": unprepare}
-        self._servers = [serve(places.dra, [wire.handlers(wire.DRA, methods)])]
+        handlers = [wire.handlers(wire.DRA, methods), wire.handlers(wire.DRA_HEALTH, health)]
+        self._servers = [serve(places.dra, handlers)]
         notes = {"GetInfo": self._info, "NotifyRegistrationStatus": self._note}
         self._servers.append(serve(places.registry, [wire.handlers(wire.REGISTRATION, notes)]))
 

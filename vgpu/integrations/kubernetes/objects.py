@@ -57,6 +57,23 @@ class Cluster:
         found = _asked(lambda: self._client.get(ResourceClaim, name, namespace=namespace))
         return None if found is None else found.to_dict()
 
+    def say(self, claim: Object, devices: Sequence[Mapping[str, Any]]) -> None:
+        """Make these the entries of this node in the status of the claim; those of other drivers stay. A claim that is
+        gone, or that has another uid by now, stays as it is."""
+        metadata = {name: claim["metadata"][name] for name in ("name", "namespace", "uid")}
+        body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
+        _asked(
+            lambda: self._client.patch(
+                ResourceClaim.Status,
+                metadata["name"],
+                {**body, "status": {"devices": list(devices)}},
+                namespace=metadata["namespace"],
+                patch_type=PatchType.APPLY,
+                field_manager=f"{DRIVER}-{self.node}",
+                force=True,
+            )
+        )
+
     def publish(self, specs: Sequence[Mapping[str, Any]], *, changed: bool) -> bool:
         """Bring the node's slices to these; whether any was written. ``changed``: they are not those of the last call.
         If they are, a slice that is missing alone is reason enough: the API server writes quantities in its own form,

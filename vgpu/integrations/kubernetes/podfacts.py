@@ -6,7 +6,7 @@ The labels of a vGPU's claim get the names, so ``vgpuctl ps``, ``inspect`` and t
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from vgpu.api.link import Link
 from vgpu.api.node import Node
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations import cdi
-from vgpu.integrations.kubernetes import dra, wire
+from vgpu.integrations.kubernetes import dra, resources, wire
 from vgpu.integrations.kubernetes.dra import Object
 
 ANSWER_S: Final = 20.0
@@ -27,12 +27,12 @@ ANSWER_S: Final = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A container. ``devices``: of device plugins; ``vgpus``: by the claims of its pod."""
+    """A container. ``claims``: of its vGPUs, by the devices of device plugins. ``vgpus``: by the claims of its pod."""
 
     namespace: str
     pod: str
     container: str
-    devices: frozenset[str]
+    claims: frozenset[str]
     vgpus: frozenset[str]
 
 
@@ -57,19 +57,19 @@ def _holders(pods: Iterable[Any]) -> Iterator[Holder]:
                 for device in resource.cdi_devices
             )
             vgpus = frozenset(name.partition("=")[2] for name in names if name.startswith(f"{cdi.KIND}="))
-            devices = frozenset(device for resource in one.devices for device in resource.device_ids)
-            yield Holder(pod.namespace, pod.name, one.name, devices, vgpus)
+            claims = resources.uids(device for resource in one.devices for device in resource.device_ids)
+            yield Holder(pod.namespace, pod.name, one.name, claims, vgpus)
 
 
-def devices_of(found: Iterable[Holder]) -> frozenset[str]:
-    return frozenset(device for holder in found for device in holder.devices)
+def claims_of(found: Iterable[Holder]) -> frozenset[str]:
+    return frozenset(uid for holder in found for uid in holder.claims)
 
 
 def names(vgpu: Object, found: Iterable[Holder]) -> dict[str, str] | None:
     """The labels that the claim of a vGPU should have and has not; None: it has them, or no container has the vGPU. If
     several have it, the first by name counts."""
     claim = vgpu.get("claim") or {}
-    mine = [one for one in found if vgpu["vgpu_id"] in one.vgpus or claim.get("uid") in one.devices]
+    mine = [one for one in found if vgpu["vgpu_id"] in one.vgpus or claim.get("uid") in one.claims]
     if not claim or not mine:
         return None
     first = min(mine, key=lambda one: (one.namespace, one.pod, one.container))
@@ -83,12 +83,12 @@ def name_vgpus(node: Node, found: Sequence[Holder]) -> None:
         for vgpu in dra.own(link.ask("list")["vgpus"], os.geteuid()):
             labels = names(vgpu, found)
             if labels is not None:
-                rename(link, vgpu, labels)
+                rename(link, vgpu, labels=labels)
 
 
-def rename(link: Link, vgpu: Object, labels: Mapping[str, str]) -> None:
-    """The node gives the vGPU of a claim the labels of the last request for it."""
+def rename(link: Link, vgpu: Object, **fields: Any) -> None:
+    """The node gives the vGPU of a claim the fields of the last request for it."""
     request = {"request_id": uuid4().hex, "lifetime": "kept", "attach": vgpu["attach"]}
-    claim = {**vgpu["claim"], "labels": labels}
+    claim = {**vgpu["claim"], **fields}
     with suppress(VgpuError):  # its size is being changed, or it goes: the next turn finds it or does not
         link.change("create", spec=vgpu["spec"], gpu=str(vgpu["gpu_index"]), claim=claim, **request)

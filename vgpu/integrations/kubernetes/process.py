@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from vgpu.api.node import Node
@@ -70,34 +71,39 @@ def _naming(options: Options) -> Regularly:
 def serve_dra(options: Options) -> None:
     """Until SIGTERM or SIGINT. ``VgpuError``: it cannot begin."""
     from vgpu.integrations.kubernetes.driver import Driver
+    from vgpu.integrations.kubernetes.health import Health
     from vgpu.integrations.kubernetes.objects import Cluster, open_client
 
     driver = Driver(Cluster(options.node, open_client()), Node())
+    health = Health(options.node, Node(), options.profiles)
     check = Regularly("the check of the slices", CHECK_S, lambda: driver.publish(options.profiles, check=True))
     turns = [
         check,
         Regularly("publishing the slices", TICK_S, lambda: driver.publish(options.profiles)),
+        Regularly("naming the pods that wait", TICK_S / 2, driver.admit_pods),
         Regularly("the removal of vGPUs without a claim", RECONCILE_S, driver.reconcile),
+        Regularly("reading the states of GPUs", TICK_S, health.refresh),
         _naming(options),
     ]
     with ExitStack() as stack:
-        sockets = DraSockets(options.places, driver.prepare, driver.unprepare, check.now)
+        sockets = DraSockets(options.places, driver.prepare, driver.unprepare, health.methods, check.now)
         stack.callback(sockets.close)
+        stack.callback(health.close)
         log.info("the kubelet's calls are answered", socket=str(options.places.dra))
         _run(turns)
 
 
 def serve_plugins(options: Options) -> None:
     """As ``serve_dra``: a device plugin for each resource."""
-    from vgpu.integrations.kubernetes import plugin, podfacts
+    from vgpu.integrations.kubernetes import plugin, podfacts, resources
 
     def held() -> frozenset[str]:
-        return podfacts.devices_of(podfacts.holders(options.places.pod_resources))
+        return podfacts.claims_of(podfacts.holders(options.places.pod_resources))
 
-    resources = [*map(plugin.of_profile, options.profiles), *map(plugin.compatible, options.compatible)]
+    served = [*map(resources.of_profile, options.profiles), *chain(*map(resources.compatible, options.compatible))]
     with ExitStack() as stack:
         turns = [_naming(options)]
-        for resource in resources:
+        for resource in served:
             one = plugin.Plugin(resource, Node(), held)
             sockets = PluginSockets(options.places, resource.name, one.methods, plugin.OPTIONS)
             stack.callback(sockets.close)

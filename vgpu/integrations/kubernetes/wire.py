@@ -16,6 +16,7 @@ from vgpu.errors import VgpuError
 DESCRIPTORS: Final = Path(__file__).parent / "protos" / "kubelet.binpb"
 REGISTRATION: Final = "pluginregistration.Registration"
 DRA: Final = "k8s.io.kubelet.pkg.apis.dra.v1.DRAPlugin"
+DRA_HEALTH: Final = "v1.DRAResourceHealth"
 PLUGIN_REGISTRATION: Final = "v1beta1.Registration"
 PLUGIN: Final = "v1beta1.DevicePlugin"
 POD_RESOURCES: Final = "v1.PodResourcesLister"
