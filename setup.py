@@ -98,9 +98,9 @@ class BuildNative(build_ext):
             if self.force or not target.exists() or target.stat().st_mtime < changed_s:
                 self.link_library(library, target)
         if not self.inplace and not self.editable_mode and shutil.which("strip"):
-            # A third of what is installed would be lines for debuggers. A checkout keeps them.
+            # Half of what is installed would be lines and symbols for debuggers. A checkout keeps them.
             files = [str(file) for file in (Path(self.build_lib) / NATIVE).rglob("*.so*")]
-            self.spawn(["strip", "--strip-debug", *files])
+            self.spawn(["strip", "--strip-unneeded", *files])
 
     def link_library(self, library: Library, target: Path) -> None:
         with ThreadPoolExecutor(self.parallel) as pool:
