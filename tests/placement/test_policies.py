@@ -1,0 +1,102 @@
+"""What each policy prefers, on small cases."""
+
+from __future__ import annotations
+
+import pytest
+
+from vgpu.placement import POLICIES, Fleet, Gpu, Kind, Mix, Request, Room
+from vgpu.share import PPM, Mode
+
+GIB = 1 << 30
+CARD = 80 * GIB
+KIND = Kind("H100", CARD)
+EMPTY = Gpu(PPM, CARD)
+
+
+def left(time: int, memory: int) -> Gpu:
+    """Percent of both."""
+    return Gpu(time * PPM // 100, memory * CARD // 100)
+
+
+def chosen(name: str, gpus: list[Gpu], asked: Request, mix: Mix | None = None) -> int:
+    """The GPU, each on a node of its own."""
+    placed = Fleet(POLICIES[name], [Room(KIND, (gpu,)) for gpu in gpus], mix).place(asked)
+    assert placed is not None
+    return placed.node
+
+
+def asking(time: int, memory: int) -> Request:
+    return Request(time * PPM // 100, memory * CARD // 100)
+
+
+def test_spread_takes_the_gpu_with_most_of_what_is_scarce() -> None:
+    assert chosen("spread", [left(40, 40), left(50, 90), left(30, 100)], asking(10, 10)) == 1
+    assert chosen("spread", [EMPTY, EMPTY], asking(10, 10)) == 0
+
+
+def test_pack_takes_the_fullest_that_has_room() -> None:
+    assert chosen("pack", [EMPTY, left(30, 30), left(5, 5), left(40, 40)], asking(10, 10)) == 1
+
+
+def test_fit_leaves_room_that_requests_of_late_can_use() -> None:
+    """Halves are asked for: a quarter on the GPU with three quarters strands nothing, on one with a half it does."""
+    halves = Mix([asking(50, 50)])
+    assert chosen("pack", [left(75, 75), left(50, 50)], asking(25, 25)) == 1
+    assert chosen("fit", [left(75, 75), left(50, 50)], asking(25, 25), halves) == 0
+
+
+def test_fit_uses_up_time_and_memory_together() -> None:
+    mix = Mix([asking(10, 40), asking(40, 10)])
+    assert chosen("fit", [left(50, 80), left(80, 50)], asking(10, 40), mix) == 0
+    assert chosen("fit", [left(50, 80), left(80, 50)], asking(40, 10), mix) == 1
+
+
+def test_fit_keeps_processors_for_gpus() -> None:
+    """The first node has GPUs and few processors, the second many: a task of many processors goes there."""
+    few, many = Room(KIND, (EMPTY,) * 8, 64_000), Room(Kind("T4", CARD), (EMPTY,) * 2, 96_000)
+    heavy, light = Request(PPM // 2, cores=30_000), Request(PPM // 2, cores=4000)
+    placed = Fleet(POLICIES["fit"], [few, many], Mix({heavy: 1.0, light: 2.0})).place(heavy)
+    assert placed is not None
+    assert placed.node == 1
+
+
+def test_fit_learns_what_is_asked_for() -> None:
+    """Nothing was asked for, then halves only. The same quarter goes elsewhere."""
+    rooms = [Room(KIND, (gpu,)) for gpu in (left(75, 75), left(50, 50), *[EMPTY] * 40)]
+    fleet = Fleet(POLICIES["fit"], rooms)
+    for _ in range(40):
+        placed = fleet.place(asking(50, 50))
+        assert placed is not None
+        fleet.remove(placed)
+    placed = fleet.place(asking(25, 25))
+    assert placed is not None
+    assert placed.node == 0
+
+
+def test_mutex_keeps_one_label_apart() -> None:
+    fleet = Fleet(POLICIES["mutex"], [Room(KIND, (EMPTY, EMPTY))])
+    replica = Request(PPM // 10, label="web")
+    first, second = fleet.place(replica), fleet.place(replica)
+    assert first is not None
+    assert second is not None
+    assert {first.gpus, second.gpus} == {(0,), (1,)}
+    assert fleet.place(replica) is None
+    assert fleet.place(Request(PPM // 10, label="db")) is not None
+
+
+def test_spatial_mode_packs_widths() -> None:
+    """Three vGPUs with 51 % of the SMs for half of the time cover three quarters of a GPU, and two do not fit one."""
+    spatial = Kind("H100", CARD, Mode.SPATIAL)
+    fleet = Fleet(POLICIES["pack"], [Room(spatial, (EMPTY, EMPTY))])
+    wide = Request(PPM // 2, sm_mpercent=51_000)
+    placed = [fleet.place(wide) for _ in range(3)]
+    assert [one and one.gpus for one in placed] == [(0,), (1,), None]
+    narrow = fleet.place(Request(PPM, sm_mpercent=49_000))
+    assert narrow is not None
+
+
+@pytest.mark.parametrize("name", list(POLICIES))
+def test_the_reasons_of_a_placement_are_named(name: str) -> None:
+    placed = Fleet(POLICIES[name], [Room(KIND, (EMPTY,))]).place(asking(10, 10))
+    assert placed is not None
+    assert all(reason and isinstance(value, float) for reason, value in placed.reasons.items())

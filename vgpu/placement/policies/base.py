@@ -1,0 +1,24 @@
+"""What a policy has to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Protocol
+
+from vgpu.placement.mix import Mix
+from vgpu.placement.state import Option
+
+
+class Policy(Protocol):
+    """A rank for each placement: the higher, the better. It depends on nothing but its arguments, because the fleet
+    keeps it."""
+
+    name: ClassVar[str]
+    uses_mix: ClassVar[bool]
+    """Whether the rank depends on what was asked for lately."""
+
+    def rank(self, option: Option, mix: Mix) -> float | None:
+        """None: the policy refuses this placement."""
+
+    def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
+        """The reasons and what each adds to the rank, in GPUs; ``{}`` where the policy refuses."""

@@ -1,0 +1,161 @@
+"""What a request asks for, what a node has left, and the node after a placement."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final, NamedTuple, TypeVar
+
+from vgpu.packing.admission import fits
+from vgpu.share import CARD_MPERCENT, Mode, Share
+
+Ordered = TypeVar("Ordered", str, tuple[int, int])
+ANY_CORES: Final = 1 << 60
+"""Of a node whose processors are of no concern."""
+
+
+class Gpu(NamedTuple):
+    """What one GPU has left. GPUs that are equal here are interchangeable."""
+
+    time_ppm: int
+    """Temporal mode: of its time. Spatial mode: of its area, SMs × time."""
+    memory_bytes: int
+    shares: tuple[tuple[int, int], ...] = ()
+    """Spatial mode: (SMs in thousandths of a percent, guarantee in ppm) of its vGPUs, sorted."""
+    labels: tuple[str, ...] = ()
+    """Of its vGPUs that have one, sorted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What one vGPU asks for, or so many vGPUs on as many GPUs of one node."""
+
+    time_ppm: int
+    """Its guarantee. Spatial mode: the time for which it has its SMs."""
+    memory_bytes: int = 0
+    sm_mpercent: int = CARD_MPERCENT
+    """Spatial mode: its SMs."""
+    gpus: int = 1
+    """0: it asks for processors alone."""
+    cores: int = 0
+    """Thousandths of a processor."""
+    host_bytes: int = 0
+    models: frozenset[str] = frozenset()
+    """Empty: any GPU."""
+    label: str = ""
+    """``mutex`` keeps vGPUs of one label apart."""
+
+
+@dataclass(frozen=True, eq=False)
+class Kind:
+    """What nodes of one kind have in common. One object stands for each kind: nodes are compared often."""
+
+    model: str = ""
+    memory_bytes: int = 0
+    """Of each GPU."""
+    mode: Mode = Mode.TEMPORAL
+
+
+class Room(NamedTuple):
+    """What one node has left. Nodes that are equal here are interchangeable."""
+
+    kind: Kind
+    gpus: tuple[Gpu, ...]
+    """Sorted."""
+    cores: int = ANY_CORES
+    host_bytes: int = ANY_CORES
+
+    def takes(self, asked: Request) -> bool:
+        """Whether the request fits the node."""
+        return next(self.options(asked), None) is not None
+
+    def options(self, asked: Request) -> Iterator[Option]:
+        """The different ways to place the request: on each GPU that has room; several of them on the fullest, or on the
+        emptiest. GPUs that are equal make one option."""
+        if asked.cores > self.cores or asked.host_bytes > self.host_bytes:
+            return
+        if asked.models and self.kind.model not in asked.models:
+            return
+        if asked.gpus == 0:
+            yield Option(self, asked, ())
+            return
+        able = [gpu for gpu in self.gpus if _has_room(self.kind, gpu, asked)]
+        if asked.gpus == 1:
+            previous = None
+            for gpu in able:
+                if gpu != previous:
+                    yield Option(self, asked, (gpu,))
+                previous = gpu
+        elif len(able) >= asked.gpus:
+            fullest, emptiest = tuple(able[: asked.gpus]), tuple(able[-asked.gpus :])
+            yield Option(self, asked, fullest)
+            if emptiest != fullest:
+                yield Option(self, asked, emptiest)
+
+
+class Option:
+    """One way to place a request on a node."""
+
+    __slots__ = ("after", "asked", "before", "left", "used")
+
+    def __init__(self, before: Room, asked: Request, used: tuple[Gpu, ...]) -> None:
+        self.before = before
+        self.asked = asked
+        self.used = used
+        """What the GPUs that it takes have left before."""
+        self.left = tuple([taken(before.kind, gpu, asked) for gpu in used])
+        """What they have left after."""
+        gpus = self.left or before.gpus
+        if len(before.gpus) > 1:
+            rest = list(before.gpus)
+            for old, new in zip(used, self.left, strict=True):
+                rest[rest.index(old)] = new
+            rest.sort()
+            gpus = tuple(rest)
+        self.after = Room(before.kind, gpus, before.cores - asked.cores, before.host_bytes - asked.host_bytes)
+
+
+def _has_room(kind: Kind, gpu: Gpu, asked: Request) -> bool:
+    if gpu.memory_bytes < asked.memory_bytes:
+        return False
+    if kind.mode is Mode.TEMPORAL:
+        return gpu.time_ppm >= asked.time_ppm
+    return _packs(_with(gpu.shares, (asked.sm_mpercent, asked.time_ppm)))
+
+
+@lru_cache(4096)
+def _packs(shares: tuple[tuple[int, int], ...]) -> bool:
+    """Whether these vGPUs fit the SMs and the time of one GPU."""
+    return fits(Mode.SPATIAL, [Share(time, sm_mpercent=width) for width, time in shares])
+
+
+def taken(kind: Kind, gpu: Gpu, asked: Request) -> Gpu:
+    """The GPU with one more vGPU."""
+    shares = _with(gpu.shares, (asked.sm_mpercent, asked.time_ppm)) if kind.mode is Mode.SPATIAL else ()
+    labels = _with(gpu.labels, asked.label) if asked.label else gpu.labels
+    return Gpu(gpu.time_ppm - _area_ppm(kind, asked), gpu.memory_bytes - asked.memory_bytes, shares, labels)
+
+
+def given_back(kind: Kind, gpu: Gpu, asked: Request) -> Gpu:
+    """The GPU without that vGPU. ``ValueError``: it has none of that size or label."""
+    shares = _without(gpu.shares, (asked.sm_mpercent, asked.time_ppm)) if kind.mode is Mode.SPATIAL else ()
+    labels = _without(gpu.labels, asked.label) if asked.label else gpu.labels
+    return Gpu(gpu.time_ppm + _area_ppm(kind, asked), gpu.memory_bytes + asked.memory_bytes, shares, labels)
+
+
+def _area_ppm(kind: Kind, asked: Request) -> int:
+    return asked.time_ppm if kind.mode is Mode.TEMPORAL else asked.time_ppm * asked.sm_mpercent // CARD_MPERCENT
+
+
+def _with(several: tuple[Ordered, ...], one: Ordered) -> tuple[Ordered, ...]:
+    more = list(several)
+    insort(more, one)
+    return tuple(more)
+
+
+def _without(several: tuple[Ordered, ...], one: Ordered) -> tuple[Ordered, ...]:
+    rest = list(several)
+    rest.remove(one)
+    return tuple(rest)
