@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo
 
 from vgpu.bounds import BoundedRequest
+from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.http.listening import split_address
 from vgpu.integrations.engines import socket_path
@@ -74,6 +75,7 @@ class ServeConfig(_Section):
     window_ns: Annotated[WindowNs, BeforeValidator(_duration)] | None = Field(None, alias="window")
     host_memory_bytes: Annotated[int, BeforeValidator(_size), Field(ge=0)] | None = Field(None, alias="host_memory")
     unmanaged: UnmanagedName = "report"
+    placement: PlacementName = PlacementName.SPREAD
 
 
 class ListenConfig(_Section):

@@ -36,3 +36,11 @@ class OnServerLoss(StrEnum):
     BLOCK = "block"
     ERROR = "error"
     RUN = "run"
+
+
+class PlacementName(StrEnum):
+    """Which GPU of a node a new vGPU gets: ``vgpu/placement/policies``."""
+
+    SPREAD = "spread"
+    PACK = "pack"
+    FIT = "fit"

@@ -10,6 +10,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.readings import unknown_gpu
 from vgpu.node.routing import candidates, find_gpu, find_vgpu, merge_migrating
 from vgpu.protocol.messages import GpuStatus, VgpuStatus
+from vgpu.spec import VgpuSpec
 
 
 def gpu(index: int, **fields: Any) -> GpuStatus:
@@ -21,6 +22,7 @@ def vgpu(vgpu_id: str, name: str | None = None, owner_uid: int = 0) -> VgpuStatu
     return VgpuStatus.model_construct(vgpu_id=vgpu_id, name=name, owner_uid=owner_uid)
 
 
+SPEC = VgpuSpec.parse(sm_percent="10", memory_bytes="64M")
 VGPUS = [vgpu("vgpu-ab000000"), vgpu("vgpu-ab100000", "train"), vgpu("vgpu-cd000000", "ab0")]
 
 
@@ -84,9 +86,9 @@ def test_most_room_goes_by_what_is_scarcer() -> None:
         gpu(3, guaranteed_ratio=0.2, guaranteed_memory_bytes=30),
         gpu(4, state="restarting"),
     ]
-    assert [g.index for g in candidates("auto", gpus)] == [2, 3, 0, 1]
+    assert [g.index for g in candidates("auto", gpus, [], SPEC)] == [2, 3, 0, 1]
     with pytest.raises(VgpuError) as refused:
-        candidates("AUTO", [gpus[4]])
+        candidates("AUTO", [gpus[4]], [], SPEC)
     assert refused.value.code is ErrorCode.UNAVAILABLE
 
 
@@ -105,7 +107,7 @@ def test_a_gpu_that_is_not_there_or_not_served() -> None:
         find_gpu("aa", [gpu(0, uuid="GPU-aa1"), gpu(1, uuid="GPU-aa2")])
     assert refused.value.code is ErrorCode.AMBIGUOUS
     with pytest.raises(VgpuError, match="not served: broken"):
-        candidates("0", [gpu(0, state="failed", reason="broken")])
+        candidates("0", [gpu(0, state="failed", reason="broken")], [], SPEC)
 
 
 def test_one_that_moves_is_told_of_once_by_who_has_it() -> None:

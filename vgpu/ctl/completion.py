@@ -34,7 +34,7 @@ def gpus(incomplete: str) -> list[tuple[str, str]]:
 
 
 def gpus_or_auto(incomplete: str) -> list[tuple[str, str]]:
-    auto = [("auto", "the one with most room")] if "auto".startswith(incomplete) else []
+    auto = [("auto", "by the node's placement")] if "auto".startswith(incomplete) else []
     return auto + gpus(incomplete)
 
 

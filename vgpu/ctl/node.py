@@ -15,6 +15,7 @@ from vgpu.ctl.exit_codes import say
 from vgpu.ctl.mistakes import ServeCommand
 from vgpu.ctl.options import Mode, Output, OutputOption, Unmanaged
 from vgpu.ctl.present import progress
+from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ def serve(
         Unmanaged | None,
         typer.Option(help="What happens to a vGPU's program that uses the GPU past the hook; else report."),
     ] = None,
+    placement: Annotated[
+        PlacementName | None, typer.Option(help="Which GPU a new vGPU gets with --gpu auto; else spread.")
+    ] = None,
 ) -> None:
     """Run the node: one GPU Server for each GPU. Ends with Ctrl-C, or vgpuctl stop.
 
@@ -78,6 +82,7 @@ def serve(
         window=window,
         host_memory=host_memory,
         unmanaged=unmanaged.value if unmanaged else None,
+        placement=placement.value if placement else None,
     )
     command = configured_command(config, take=take)
     if not detach:

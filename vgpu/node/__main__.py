@@ -16,6 +16,7 @@ from client_hook import interpreter, namespaces
 from client_hook.environment import simulation_libraries
 from vgpu.config import UnmanagedName
 from vgpu.ctl.exit_codes import report
+from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import exclusive
 from vgpu.harness.signals import cause_of
@@ -44,6 +45,7 @@ def main() -> None:
         "--host-memory", type=int, metavar="BYTES", help="the most that all GPUs' swapped memory may have of the host's"
     )
     parser.add_argument("--unmanaged", choices=["report", "suspend", "kill"], default="report")
+    parser.add_argument("--placement", type=PlacementName, choices=list(PlacementName), default=PlacementName.SPREAD)
     period = parser.add_argument("--period", "--quantum", type=int, metavar="NS")  # an older node says --quantum
     period.help = "one round of turns; else as it was set last"
     parser.add_argument("--window", type=int, metavar="NS", help="most in flight; else as it was set last")
@@ -75,6 +77,7 @@ def main() -> None:
             arguments.unmanaged,
             take=arguments.take,
             idle_ns=arguments.on_demand,
+            placement=arguments.placement,
         )
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
@@ -100,6 +103,7 @@ def run(
     *,
     take: bool = False,
     idle_ns: int | None = None,
+    placement: PlacementName = PlacementName.SPREAD,
 ) -> None:
     """Serve until a signal stops it. ``others``: GPUs that are shared in another way; ``gpus``: only these indices;
     ``host_memory_bytes``: None means half of the host's; ``idle_ns``: end after so long without a vGPU. ``VgpuError``:
@@ -124,7 +128,10 @@ def run(
             limits=limits,
             unmanaged=unmanaged,
         )
-        trio.run(Node(paths, servers, served, simulated=bool(simulate), limits=limits, idle_ns=idle_ns).run)
+        node = Node(
+            paths, servers, served, simulated=bool(simulate), limits=limits, idle_ns=idle_ns, placement=placement
+        )
+        trio.run(node.run)
 
 
 def check_namespace() -> None:

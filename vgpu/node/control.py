@@ -16,6 +16,7 @@ from uuid import uuid4
 import trio
 from pydantic import BaseModel
 
+from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.groups import Groups
 from vgpu.identity import Peer, Process
@@ -23,7 +24,7 @@ from vgpu.node.creation import Creation
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder, not_served
 from vgpu.node.readings import only
-from vgpu.node.routing import candidates, find_gpu
+from vgpu.node.routing import candidates, find_gpu, serving
 from vgpu.node.servers import ServerProcess
 from vgpu.node.survey import SILENT, StatusCollector
 from vgpu.paths import NodePaths
@@ -96,12 +97,14 @@ class NodeControl:
         feed: EventFeed,
         *,
         simulated: bool,
+        placement: PlacementName = PlacementName.SPREAD,
     ) -> None:
         self._paths = paths
         self._processes = processes
         self._survey = survey
         self._feed = feed
         self._simulated = simulated
+        self._placement = placement
         self._forwarder = Forwarder(processes, survey)
         self._started_ns = time.monotonic_ns()
         self._creating = trio.Lock()
@@ -158,7 +161,7 @@ class NodeControl:
     # --- changes
 
     async def _create(self, request: Create, client: Client) -> VgpuStatus:
-        """Create it on the first GPU that takes it. If none does, raise the refusal of the GPU with the most room.
+        """Create it on the first GPU that takes it. If none does, raise the refusal of the first, which has most room.
         Admissions run one after the other, so that no name is given twice. What follows runs in parallel."""
         group = request.spec.share_group
         # Before the lock: while the name service is slow, others make vGPUs.
@@ -188,7 +191,8 @@ class NodeControl:
         if not gpus:
             if request.spec.name is not None:
                 await self._refuse_taken_name(request.spec.name, owner_uid)
-            gpus = [gpu.index for gpu in candidates(request.gpu, snapshot.gpus)]
+            found = candidates(request.gpu, snapshot.gpus, snapshot.vgpus, request.spec, self._placement)
+            gpus = [gpu.index for gpu in found]
         refusals = []
         for index in gpus:
             creation = Creation(await self._forwarder.served(index), request, owner_uid, asker)
@@ -230,7 +234,7 @@ class NodeControl:
         vgpu_id = vgpu.vgpu_id
         if choice.lower() == "auto":
             raise VgpuError(ErrorCode.INVALID, "a vGPU moves to a GPU that is named", "--gpu INDEX; vgpuctl gpu ls")
-        [gpu] = candidates(choice, (await self._survey.snapshot()).gpus)
+        gpu = serving(choice, (await self._survey.snapshot()).gpus)
         goes_on = vgpu.state == "moving"
         if gpu.index != vgpu.gpu_index:
             move = Migrate(vgpu=vgpu_id, gpu=str(gpu.index))

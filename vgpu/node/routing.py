@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.placement.box import ranked
 from vgpu.protocol.messages import GpuStatus, VgpuStatus
+from vgpu.spec import VgpuSpec
 
 
 def find_vgpu(reference: str, vgpus: Sequence[VgpuStatus], uid: int | None = None) -> VgpuStatus:
@@ -50,19 +53,36 @@ def is_sure(vgpu: VgpuStatus) -> bool:
     return vgpu.leaving_to is None and vgpu.state != "restarting"
 
 
-def candidates(choice: str, gpus: Sequence[GpuStatus]) -> list[GpuStatus]:
-    """The GPUs to try, in this order. "auto": all that serve, most room first. An index, or a UUID in any case (a
-    prefix will do, with or without ``GPU-``): that one. Errors: ``not-found``, ``ambiguous``, ``unavailable``."""
-    if choice.lower() == "auto":
-        serving = [gpu for gpu in gpus if gpu.state == "serving"]
-        if not serving:
-            raise VgpuError(ErrorCode.UNAVAILABLE, "no GPU is served at this moment", "see: vgpuctl gpu ls")
-        return sorted(serving, key=room, reverse=True)
+def candidates(
+    choice: str,
+    gpus: Sequence[GpuStatus],
+    vgpus: Sequence[VgpuStatus],
+    spec: VgpuSpec,
+    placement: PlacementName = PlacementName.SPREAD,
+) -> list[GpuStatus]:
+    """The GPUs to try, in this order. "auto": all that serve, by the policy ``placement``. Otherwise the one that is
+    named, as in ``serving``. Errors: ``not-found``, ``ambiguous``, ``unavailable``."""
+    if choice.lower() != "auto":
+        return [serving(choice, gpus)]
+    return [rank.gpu for rank in ranked(placement, all_serving(gpus), vgpus, spec)]
+
+
+def all_serving(gpus: Sequence[GpuStatus]) -> list[GpuStatus]:
+    """The GPUs that serve. Error: ``unavailable``, if none does."""
+    found = [gpu for gpu in gpus if gpu.state == "serving"]
+    if not found:
+        raise VgpuError(ErrorCode.UNAVAILABLE, "no GPU is served at this moment", "see: vgpuctl gpu ls")
+    return found
+
+
+def serving(choice: str, gpus: Sequence[GpuStatus]) -> GpuStatus:
+    """The GPU by its index, or a UUID in any case (a prefix will do, with or without ``GPU-``). Errors: ``not-found``,
+    ``ambiguous``, ``unavailable``."""
     gpu = find_gpu(choice, gpus)
     if gpu.state != "serving":
         reason = gpu.reason or gpu.state
         raise VgpuError(ErrorCode.UNAVAILABLE, f"GPU {gpu.index} is not served: {reason}", "see: vgpuctl gpu ls")
-    return [gpu]
+    return gpu
 
 
 def find_gpu(choice: str, gpus: Sequence[GpuStatus]) -> GpuStatus:
@@ -79,11 +99,3 @@ def find_gpu(choice: str, gpus: Sequence[GpuStatus]) -> GpuStatus:
             ErrorCode.AMBIGUOUS, f"{choice!r} fits {len(fitting)} GPUs", "write more of the UUID, or the index"
         )
     return fitting[0]
-
-
-def room(gpu: GpuStatus) -> tuple[float, float, int]:
-    """How much is left to promise: the scarcer of compute and memory first, then their sum. Of equal GPUs the lower
-    index wins."""
-    compute = 1 - gpu.guaranteed_ratio
-    memory = 1 - gpu.guaranteed_memory_bytes / gpu.total_memory_bytes if gpu.total_memory_bytes else 0.0
-    return min(compute, memory), compute + memory, -gpu.index

@@ -38,12 +38,14 @@ def node_command(
     limits: str = "{}",
     take: bool = False,
     unmanaged: str = "report",
+    placement: str = "spread",
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: only these indices;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
     another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
     command = interpreter.command("vgpu.node", "--mode", mode)
     command += [] if unmanaged == "report" else ["--unmanaged", unmanaged]
+    command += [] if placement == "spread" else ["--placement", placement]
     values = {"--host-memory": host_memory_bytes, "--period": period_ns, "--window": window_ns}
     for option, value in ({"--simulate": simulate or None} | values).items():
         command += [] if value is None else [option, str(value)]
@@ -76,6 +78,7 @@ def configured_command(config: Config, *, take: bool = False) -> list[str]:
         limits=config.limits.as_option(),
         take=take,
         unmanaged=serve.unmanaged,
+        placement=serve.placement,
     )
 
 

@@ -18,6 +18,7 @@ import trio
 from pydantic import ValidationError
 
 from client_hook import reach
+from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
@@ -74,6 +75,7 @@ class Node:
         simulated: bool,
         limits: Limits = DEFAULT_LIMITS,
         idle_ns: int | None = None,
+        placement: PlacementName = PlacementName.SPREAD,
     ) -> None:
         self._paths = paths
         self._idle_s = None if idle_ns is None else idle_ns / 1e9
@@ -92,7 +94,9 @@ class Node:
         }
         self._survey = StatusCollector(self._processes, simulated=simulated)
         self._feed = EventFeed(self._events)
-        self._control = NodeControl(paths, self._processes, self._survey, self._feed, simulated=simulated)
+        self._control = NodeControl(
+            paths, self._processes, self._survey, self._feed, simulated=simulated, placement=placement
+        )
 
     async def run(self) -> None:
         await trio.to_thread.run_sync(self._events.restore)

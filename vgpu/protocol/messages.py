@@ -62,7 +62,7 @@ def _newer_part(field: str, lease: LeaseChoice | None, default: LeaseChoice | No
 
 
 class Create(Request):
-    """Make a vGPU → ``VgpuStatus``. ``gpu``: "auto" (most room that fits), an index, or a UUID (any case, prefix).
+    """Make a vGPU → ``VgpuStatus``. ``gpu``: "auto" (by the node's placement), an index, or a UUID (any case, prefix).
 
     ``request_id``: the asker makes one for each vGPU. If the same user sends it again, the answer is the same vGPU. The
     node removes the vGPU if the link ends before its ``Confirm``. "": there is no confirmation, and the node removes

@@ -69,11 +69,11 @@ def _duration_ns(seconds: float) -> int:
 def _chosen(gpu: str | None) -> list[str]:
     """The GPUs to record, by index: the one that is meant, or all that are served."""
     from vgpu.node.link import ControlLink
-    from vgpu.node.routing import candidates
+    from vgpu.node.routing import all_serving, serving
 
     with ControlLink() as node:
         gpus = node.gpus()
-    found = candidates("auto" if gpu is None else gpu, gpus)
+    found = all_serving(gpus) if gpu is None else [serving(gpu, gpus)]
     return sorted((str(one.index) for one in found), key=int)
 
 
