@@ -12,7 +12,8 @@ WANTED = {
     # With 30 % of both, each: GPU after GPU, or one GPU until it is full.
     PlacementName.SPREAD: [0, 1, 0, 1],
     PlacementName.PACK: [0, 0, 0, 1],
-    PlacementName.FIT: [0, 0, 0, 1],
+    # The third on GPU 0 would leave 10 %, which no such vGPU can use.
+    PlacementName.FIT: [0, 0, 1, 1],
 }
 
 
