@@ -1,6 +1,6 @@
 """``fit``: the placement after which the requests of late can use most of what is left.
 
-docs/performance/placement.md compares it with best fit, packing and FGD on public traces.
+docs/reference/performance/placement.md compares it with best fit, packing and FGD on public traces.
 """
 
 from __future__ import annotations
