@@ -13,12 +13,17 @@ Two kinds of artefact come out of ``cython_ext/``:
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -26,6 +31,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 NATIVE = Path("cython_ext")
+CYTHONIZED = Path("build/cython")
 MODULES = [NATIVE, NATIVE / "pages", NATIVE / "dispatch", NATIVE / "relay"]
 TESTING = NATIVE / "testing"  # its modules serve tests and benchmarks only
 DIRECTIVES = ["boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False"]
@@ -104,7 +110,7 @@ class BuildNative(build_ext):
 
     def link_library(self, library: Library, target: Path) -> None:
         with ThreadPoolExecutor(self.parallel) as pool:
-            objects = list(pool.map(lambda source: self.compile_pyx(source, library.cflags), library.sources))
+            objects = list(pool.map(lambda source: self.compile_c(source, library.cflags), library.sources))
         target.parent.mkdir(parents=True, exist_ok=True)
         script = NATIVE / library.folder / "exports.map"
         self.spawn(
@@ -123,16 +129,12 @@ class BuildNative(build_ext):
             ]
         )
 
-    def compile_pyx(self, source: Path, cflags: list[str]) -> str:
+    def compile_c(self, source: Path, cflags: list[str]) -> str:
         """The object file of one source of a library."""
-        c_file = Path(self.build_temp) / source.with_suffix(".c")
-        if self.force or not c_file.exists() or c_file.stat().st_mtime < newest("*.pyx", "*.pxd"):
-            c_file.parent.mkdir(parents=True, exist_ok=True)
-            directives = [arg for d in DIRECTIVES for arg in ("-X", d)]
-            self.spawn([sys.executable, "-m", "cython", "-3", *directives, "-o", str(c_file), str(source)])
         include_dirs = [*self.compiler.include_dirs, str(NATIVE)]
+        c_file = str(CYTHONIZED / source.with_suffix(".c"))
         options = [*CFLAGS, *cflags]
-        (compiled,) = self.compiler.compile([str(c_file)], self.build_temp, None, include_dirs, extra_postargs=options)
+        (compiled,) = self.compiler.compile([c_file], self.build_temp, None, include_dirs, extra_postargs=options)
         return str(compiled)
 
     def get_outputs(self) -> list[str]:
@@ -157,17 +159,48 @@ def extensions() -> list[Extension]:
     ]
 
 
+def in_copies(work: Callable[[Extension], object], parts: list[Extension]) -> None:
+    """``work`` on each of ``parts``, the last first, each in a copy of this process; one for each core at a time."""
+    fork = multiprocessing.get_context("fork")
+    waiting = [fork.Process(target=work, args=(part,), name=part.sources[0]) for part in parts]
+    running: list[BaseProcess] = []
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            running.append(waiting.pop())
+            running[-1].start()
+        connection.wait([process.sentinel for process in running])
+        for process in [process for process in running if process.exitcode is not None]:
+            running.remove(process)
+            if process.exitcode:
+                sys.exit(f"Cython failed on {process.name}")
+
+
 def cythonized() -> list[Extension]:
+    """The extension modules as C. The sources of the libraries become C, too, for ``compile_c``."""
     from Cython.Build import cythonize
 
-    directives = {d.split("=")[0]: d.endswith("True") for d in DIRECTIVES} | {"language_level": 3}
+    def to_c(*parts: Extension) -> list[Extension]:
+        directives = {d.split("=")[0]: d.endswith("True") for d in DIRECTIVES} | {"language_level": 3}
+        where = str(CYTHONIZED)
+        return list(cythonize([*parts], compiler_directives=directives, build_dir=where, force=stale, quiet=True))
+
+    modules = extensions()
+    # Cython names them, as profiles of the hook show it: without the folders that are no packages.
+    parts = [Extension("*", [str(source)]) for library in LIBRARIES for source in library.sources]
     # cythonize follows cimports only where it finds them on its path; a stale gate is worse than a slow build.
-    stamp = Path("build/cython/.stamp")
+    stamp = CYTHONIZED / ".stamp"
     stale = not stamp.exists() or stamp.stat().st_mtime < newest("*.pyx", "*.pxd")
-    modules = list(cythonize(extensions(), compiler_directives=directives, build_dir="build/cython", force=stale))
+    if stale:
+        # Cython spends seconds before its first file, and as long as on the file itself on the search for garbage.
+        to_c(min(parts, key=lambda part: Path(part.sources[0]).stat().st_size))
+        gc.disable()
+        in_copies(to_c, [*parts, *modules])
+        gc.enable()
+        stale = False
+    done = to_c(*parts, *modules)
     stamp.parent.mkdir(parents=True, exist_ok=True)
     stamp.touch()
-    return modules
+    return done[len(parts) :]
 
 
 for generator in sorted(NATIVE.glob("generate_*.py")):
