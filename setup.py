@@ -19,7 +19,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from multiprocessing import connection
@@ -72,6 +71,15 @@ def newest(*patterns: str) -> float:
     return max(file.stat().st_mtime for pattern in patterns for file in NATIVE.rglob(pattern))
 
 
+def c_file(source: Path) -> Path:
+    """Where Cython writes what ``source`` becomes."""
+    return CYTHONIZED / source.with_suffix(".c")
+
+
+def is_newer(file: Path, changed_s: float) -> bool:
+    return file.exists() and file.stat().st_mtime >= changed_s
+
+
 class BuildNative(build_ext):
     """build_ext that also links the libraries, on all cores. What is newer than all native code stays as it is."""
 
@@ -101,7 +109,7 @@ class BuildNative(build_ext):
         changed_s = max(newest("*.pyx", "*.pxd", "*.h", "*.map"), Path(__file__).stat().st_mtime)
         for library in LIBRARIES:
             target = lib_root / library.target
-            if self.force or not target.exists() or target.stat().st_mtime < changed_s:
+            if self.force or not is_newer(target, changed_s):
                 self.link_library(library, target)
         if not self.inplace and not self.editable_mode and shutil.which("strip"):
             # A third of what is installed would be lines for debuggers. A checkout keeps them.
@@ -109,6 +117,7 @@ class BuildNative(build_ext):
             self.spawn(["strip", "--strip-debug", *files])
 
     def link_library(self, library: Library, target: Path) -> None:
+        all_to_c(dict.fromkeys(library.sources))
         with ThreadPoolExecutor(self.parallel) as pool:
             objects = list(pool.map(lambda source: self.compile_c(source, library.cflags), library.sources))
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -132,9 +141,8 @@ class BuildNative(build_ext):
     def compile_c(self, source: Path, cflags: list[str]) -> str:
         """The object file of one source of a library."""
         include_dirs = [*self.compiler.include_dirs, str(NATIVE)]
-        c_file = str(CYTHONIZED / source.with_suffix(".c"))
-        options = [*CFLAGS, *cflags]
-        (compiled,) = self.compiler.compile([c_file], self.build_temp, None, include_dirs, extra_postargs=options)
+        sources, options = [str(c_file(source))], [*CFLAGS, *cflags]
+        (compiled,) = self.compiler.compile(sources, self.build_temp, None, include_dirs, extra_postargs=options)
         return str(compiled)
 
     def get_outputs(self) -> list[str]:
@@ -143,11 +151,15 @@ class BuildNative(build_ext):
 
 
 def extensions() -> list[Extension]:
+    """The extension modules, as C."""
+    sources = sorted(source for folder in [*MODULES, TESTING] for source in folder.glob("*.pyx"))
+    names = {source: ".".join(source.with_suffix("").parts) for source in sources}
+    all_to_c({**names})
     headers = [str(p) for pattern in ("*.pxd", "*.h") for p in NATIVE.rglob(pattern)]
     return [
         Extension(
-            ".".join(source.with_suffix("").parts),
-            [str(source)],
+            name,
+            [str(c_file(source))],
             include_dirs=[str(NATIVE)],
             extra_compile_args=COMMON_CFLAGS,
             extra_link_args=["-Wl,--no-as-needed", *OLD_LIBRARIES, "-Wl,--as-needed"],
@@ -155,15 +167,42 @@ def extensions() -> list[Extension]:
             py_limited_api=True,
             depends=headers,
         )
-        for source in sorted(source for folder in [*MODULES, TESTING] for source in folder.glob("*.pyx"))
+        for source, name in names.items()
     ]
 
 
-def in_copies(work: Callable[[Extension], object], parts: list[Extension]) -> None:
-    """``work`` on each of ``parts``, the last first, each in a copy of this process; one for each core at a time."""
+def to_c(source: Path, name: str | None) -> None:
+    """``name`` of an extension module; None: as Cython finds it, by the folders that are packages."""
+    from Cython.Compiler.Main import compile as cython
+
+    directives = {d.split("=")[0]: d.endswith("True") for d in DIRECTIVES}
+    output = c_file(source)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part = output.with_name(f"part-{output.name}")
+    part.unlink(missing_ok=True)
+    done = cython(
+        str(source), full_module_name=name, output_file=str(part), language_level=3, compiler_directives=directives
+    )
+    if done.num_errors:
+        sys.exit(1)
+    part.replace(output)  # at once: half of a file would be newer than its source, too
+
+
+def all_to_c(names: dict[Path, str | None]) -> None:
+    """Those that are older than any native code become C. Cython follows cimports only where it finds them on its path,
+    and a stale gate is worse than a slow build.
+
+    All but the smallest do in copies of this process, the largest first, one for each core at a time. Reason: Cython
+    spends a second before its first file, and half of its time on the search for garbage."""
+    changed_s = newest("*.pyx", "*.pxd")
+    stale = [source for source in names if not is_newer(c_file(source), changed_s)]
+    stale.sort(key=lambda source: source.stat().st_size)
+    for source in stale[:1]:
+        to_c(source, names[source])
     fork = multiprocessing.get_context("fork")
-    waiting = [fork.Process(target=work, args=(part,), name=part.sources[0]) for part in parts]
+    waiting = [fork.Process(target=to_c, args=(source, names[source]), name=str(source)) for source in stale[1:]]
     running: list[BaseProcess] = []
+    gc.disable()
     while waiting or running:
         while waiting and len(running) < (os.cpu_count() or 1):
             running.append(waiting.pop())
@@ -173,40 +212,13 @@ def in_copies(work: Callable[[Extension], object], parts: list[Extension]) -> No
             running.remove(process)
             if process.exitcode:
                 sys.exit(f"Cython failed on {process.name}")
-
-
-def cythonized() -> list[Extension]:
-    """The extension modules as C. The sources of the libraries become C, too, for ``compile_c``."""
-    from Cython.Build import cythonize
-
-    def to_c(*parts: Extension) -> list[Extension]:
-        directives = {d.split("=")[0]: d.endswith("True") for d in DIRECTIVES} | {"language_level": 3}
-        where = str(CYTHONIZED)
-        return list(cythonize([*parts], compiler_directives=directives, build_dir=where, force=stale, quiet=True))
-
-    modules = extensions()
-    # Cython names them, as profiles of the hook show it: without the folders that are no packages.
-    parts = [Extension("*", [str(source)]) for library in LIBRARIES for source in library.sources]
-    # cythonize follows cimports only where it finds them on its path; a stale gate is worse than a slow build.
-    stamp = CYTHONIZED / ".stamp"
-    stale = not stamp.exists() or stamp.stat().st_mtime < newest("*.pyx", "*.pxd")
-    if stale:
-        # Cython spends seconds before its first file, and as long as on the file itself on the search for garbage.
-        to_c(min(parts, key=lambda part: Path(part.sources[0]).stat().st_size))
-        gc.disable()
-        in_copies(to_c, [*parts, *modules])
-        gc.enable()
-        stale = False
-    done = to_c(*parts, *modules)
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.touch()
-    return done[len(parts) :]
+    gc.enable()
 
 
 for generator in sorted(NATIVE.glob("generate_*.py")):
     subprocess.run([sys.executable, str(generator)], check=True, cwd=ROOT)
 setup(
-    ext_modules=cythonized(),
+    ext_modules=extensions(),
     cmdclass={"build_ext": BuildNative},
     options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*LEAST_PYTHON)}},
 )
