@@ -13,12 +13,16 @@ Two kinds of artefact come out of ``cython_ext/``:
 
 from __future__ import annotations
 
+import gc
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from multiprocessing import connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -26,6 +30,7 @@ from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).parent
 NATIVE = Path("cython_ext")
+CYTHONIZED = Path("build/cython")
 MODULES = [NATIVE, NATIVE / "pages", NATIVE / "dispatch", NATIVE / "relay"]
 TESTING = NATIVE / "testing"  # its modules serve tests and benchmarks only
 DIRECTIVES = ["boundscheck=False", "wraparound=False", "cdivision=True", "initializedcheck=False"]
@@ -66,6 +71,15 @@ def newest(*patterns: str) -> float:
     return max(file.stat().st_mtime for pattern in patterns for file in NATIVE.rglob(pattern))
 
 
+def c_file(source: Path) -> Path:
+    """Where Cython writes what ``source`` becomes."""
+    return CYTHONIZED / source.with_suffix(".c")
+
+
+def is_newer(file: Path, changed_s: float) -> bool:
+    return file.exists() and file.stat().st_mtime >= changed_s
+
+
 class BuildNative(build_ext):
     """build_ext that also links the libraries, on all cores. What is newer than all native code stays as it is."""
 
@@ -95,7 +109,7 @@ class BuildNative(build_ext):
         changed_s = max(newest("*.pyx", "*.pxd", "*.h", "*.map"), Path(__file__).stat().st_mtime)
         for library in LIBRARIES:
             target = lib_root / library.target
-            if self.force or not target.exists() or target.stat().st_mtime < changed_s:
+            if self.force or not is_newer(target, changed_s):
                 self.link_library(library, target)
         if not self.inplace and not self.editable_mode and shutil.which("strip"):
             # Half of what is installed would be lines and symbols for debuggers. A checkout keeps them.
@@ -103,8 +117,9 @@ class BuildNative(build_ext):
             self.spawn(["strip", "--strip-unneeded", *files])
 
     def link_library(self, library: Library, target: Path) -> None:
+        all_to_c(dict.fromkeys(library.sources))
         with ThreadPoolExecutor(self.parallel) as pool:
-            objects = list(pool.map(lambda source: self.compile_pyx(source, library.cflags), library.sources))
+            objects = list(pool.map(lambda source: self.compile_c(source, library.cflags), library.sources))
         target.parent.mkdir(parents=True, exist_ok=True)
         script = NATIVE / library.folder / "exports.map"
         self.spawn(
@@ -123,16 +138,11 @@ class BuildNative(build_ext):
             ]
         )
 
-    def compile_pyx(self, source: Path, cflags: list[str]) -> str:
+    def compile_c(self, source: Path, cflags: list[str]) -> str:
         """The object file of one source of a library."""
-        c_file = Path(self.build_temp) / source.with_suffix(".c")
-        if self.force or not c_file.exists() or c_file.stat().st_mtime < newest("*.pyx", "*.pxd"):
-            c_file.parent.mkdir(parents=True, exist_ok=True)
-            directives = [arg for d in DIRECTIVES for arg in ("-X", d)]
-            self.spawn([sys.executable, "-m", "cython", "-3", *directives, "-o", str(c_file), str(source)])
         include_dirs = [*self.compiler.include_dirs, str(NATIVE)]
-        options = [*CFLAGS, *cflags]
-        (compiled,) = self.compiler.compile([str(c_file)], self.build_temp, None, include_dirs, extra_postargs=options)
+        sources, options = [str(c_file(source))], [*CFLAGS, *cflags]
+        (compiled,) = self.compiler.compile(sources, self.build_temp, None, include_dirs, extra_postargs=options)
         return str(compiled)
 
     def get_outputs(self) -> list[str]:
@@ -141,11 +151,15 @@ class BuildNative(build_ext):
 
 
 def extensions() -> list[Extension]:
+    """The extension modules, as C."""
+    sources = sorted(source for folder in [*MODULES, TESTING] for source in folder.glob("*.pyx"))
+    names = {source: ".".join(source.with_suffix("").parts) for source in sources}
+    all_to_c({**names})
     headers = [str(p) for pattern in ("*.pxd", "*.h") for p in NATIVE.rglob(pattern)]
     return [
         Extension(
-            ".".join(source.with_suffix("").parts),
-            [str(source)],
+            name,
+            [str(c_file(source))],
             include_dirs=[str(NATIVE)],
             extra_compile_args=COMMON_CFLAGS,
             extra_link_args=["-Wl,--no-as-needed", *OLD_LIBRARIES, "-Wl,--as-needed"],
@@ -153,27 +167,58 @@ def extensions() -> list[Extension]:
             py_limited_api=True,
             depends=headers,
         )
-        for source in sorted(source for folder in [*MODULES, TESTING] for source in folder.glob("*.pyx"))
+        for source, name in names.items()
     ]
 
 
-def cythonized() -> list[Extension]:
-    from Cython.Build import cythonize
+def to_c(source: Path, name: str | None) -> None:
+    """``name`` of an extension module; None: as Cython finds it, by the folders that are packages."""
+    from Cython.Compiler.Main import compile as cython
 
-    directives = {d.split("=")[0]: d.endswith("True") for d in DIRECTIVES} | {"language_level": 3}
-    # cythonize follows cimports only where it finds them on its path; a stale gate is worse than a slow build.
-    stamp = Path("build/cython/.stamp")
-    stale = not stamp.exists() or stamp.stat().st_mtime < newest("*.pyx", "*.pxd")
-    modules = list(cythonize(extensions(), compiler_directives=directives, build_dir="build/cython", force=stale))
-    stamp.parent.mkdir(parents=True, exist_ok=True)
-    stamp.touch()
-    return modules
+    directives = {d.split("=")[0]: d.endswith("True") for d in DIRECTIVES}
+    output = c_file(source)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    part = output.with_name(f"part-{output.name}")
+    part.unlink(missing_ok=True)
+    done = cython(
+        str(source), full_module_name=name, output_file=str(part), language_level=3, compiler_directives=directives
+    )
+    if done.num_errors:
+        sys.exit(1)
+    part.replace(output)  # at once: half of a file would be newer than its source, too
+
+
+def all_to_c(names: dict[Path, str | None]) -> None:
+    """Those that are older than any native code become C. Cython follows cimports only where it finds them on its path,
+    and a stale gate is worse than a slow build.
+
+    All but the smallest do in copies of this process, the largest first, one for each core at a time. Reason: Cython
+    spends a second before its first file, and half of its time on the search for garbage."""
+    changed_s = newest("*.pyx", "*.pxd")
+    stale = [source for source in names if not is_newer(c_file(source), changed_s)]
+    stale.sort(key=lambda source: source.stat().st_size)
+    for source in stale[:1]:
+        to_c(source, names[source])
+    fork = multiprocessing.get_context("fork")
+    waiting = [fork.Process(target=to_c, args=(source, names[source]), name=str(source)) for source in stale[1:]]
+    running: list[BaseProcess] = []
+    gc.disable()
+    while waiting or running:
+        while waiting and len(running) < (os.cpu_count() or 1):
+            running.append(waiting.pop())
+            running[-1].start()
+        connection.wait([process.sentinel for process in running])
+        for process in [process for process in running if process.exitcode is not None]:
+            running.remove(process)
+            if process.exitcode:
+                sys.exit(f"Cython failed on {process.name}")
+    gc.enable()
 
 
 for generator in sorted(NATIVE.glob("generate_*.py")):
     subprocess.run([sys.executable, str(generator)], check=True, cwd=ROOT)
 setup(
-    ext_modules=cythonized(),
+    ext_modules=extensions(),
     cmdclass={"build_ext": BuildNative},
     options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*LEAST_PYTHON)}},
 )

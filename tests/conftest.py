@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
@@ -59,6 +60,21 @@ def default_dispositions() -> None:
 
 default_dispositions()
 
+TESTS = Path(__file__).parent
+LONGEST = (
+    "upgrade/test_upgrade.py",
+    "benchmarks/test_rehearsal.py",
+    "integration/test_swapping.py",
+    "core/test_gangs_and_classes.py",
+    "core/test_planted_faults.py",
+    "integration/test_migration.py",
+    "ctl/test_on_demand.py",
+    "integration/test_recovery.py",
+    "kills/test_kills.py",
+)
+"""Files of minutes, the longest first. A file runs in one worker: if one of these began last, all others would wait."""
+FIRST = {TESTS / name: place for place, name in enumerate(LONGEST)}
+
 SHRINKING_S = 600.0
 """Hypothesis makes a failure smaller for five minutes at most. A time-out meanwhile would be taken for another failure,
 one that cannot be reproduced."""
@@ -66,6 +82,7 @@ one that cannot be reproduced."""
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: FIRST.get(item.path, len(FIRST)))
     for item in items:
         if is_hypothesis_test(getattr(item, "obj", None)):
             item.add_marker(pytest.mark.timeout(SHRINKING_S))

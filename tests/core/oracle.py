@@ -7,7 +7,7 @@ K = q̂ + ô + C: the longest token, the longest overrun, the idle credit.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 from gpuserver.core.scheduler.leases import (
     AccountSnapshot,
@@ -308,19 +308,20 @@ class Watch:
                 self.leases[event.epoch] = self.leases[event.epoch].begun(event.at_ns)
             if isinstance(event, Drained):
                 self.over.add(event.epoch)
+        snapshots: list[AccountSnapshot] = self.scheduler.snapshot(now)  # type: ignore[attr-defined]
+        by_vgpu = {s.vgpu: s for s in snapshots}
         for command in commands:
             if (command.lease if isinstance(command, Publish) else command).epoch in self.over:
                 self.found.append(f"{command} at {now}, though that lease has drained")
             if isinstance(command, Withdraw):
-                self._withdrawn(events, now, command)
+                self._withdrawn(events, now, command, by_vgpu)
             elif isinstance(command, Allow):
                 self.allowed[command.vgpu] = command.epoch, command.allowance_ns
             else:
                 self._published(now, command)
-                self._limited(now, command.lease)
-        snapshots = self.scheduler.snapshot(now)  # type: ignore[attr-defined]
+                self._limited(now, command.lease, by_vgpu[command.lease.vgpu])
         self._kinds(events, now, snapshots)
-        self._waits_for_an_end(now, {s.vgpu for s in snapshots})
+        self._waits_for_an_end(now, by_vgpu.keys())
         due = self.scheduler.next_deadline_ns()  # type: ignore[attr-defined]
         if any(s.throttled for s in snapshots) and due is None:
             self.found.append(f"10: somebody is throttled at {now} and no timer is set")
@@ -346,7 +347,7 @@ class Watch:
                 if seen.demand_ppm <= 650_000 and seen.burst_ns <= 8 * MS:
                     self.found.append(f"{s.vgpu} turned heavy at {now} by {seen}")
 
-    def _waits_for_an_end(self, now: int, vgpus: set[int]) -> None:
+    def _waits_for_an_end(self, now: int, vgpus: Set[int]) -> None:
         """No lease waits for the drain of one without an end: its vGPU would hold until all patience is used up."""
         for lease in self.planned.values():
             for key, epoch in lease.after:
@@ -355,10 +356,9 @@ class Watch:
                 if key in vgpus and open_ended and epoch not in self.withdrawn:
                     self.found.append(f"{lease} waits at {now} for {before}, which has no end")
 
-    def _limited(self, now: int, lease: Lease) -> None:
+    def _limited(self, now: int, lease: Lease, statement: AccountSnapshot) -> None:
         """9: hooks of a vGPU with a limit know its allowance before they see a lease without an end; those of others
         know none, but for sharers while another vGPU is short."""
-        statement = next(s for s in self.scheduler.snapshot(now) if s.vgpu == lease.vgpu)  # type: ignore[attr-defined]
         limit = statement.limit_ppm
         epoch, allowance_ns = self.allowed.get(lease.vgpu, (0, None))
         if lease.end_ns is None and limit < PPM and (epoch != lease.epoch or allowance_ns is None):
@@ -366,11 +366,13 @@ class Watch:
         if lease.end_ns is None and limit == PPM and allowance_ns is not None and not statement.shared:
             self.found.append(f"9: {lease} at {now}, of a vGPU without a limit, with an allowance")
 
-    def _withdrawn(self, events: Sequence[Event], now: int, command: Withdraw) -> None:
+    def _withdrawn(
+        self, events: Sequence[Event], now: int, command: Withdraw, by_vgpu: Mapping[int, AccountSnapshot]
+    ) -> None:
         self.withdrawn.add(command.epoch)
         self.planned.pop(command.epoch, None)
         start = self.leases[command.epoch].start_ns
-        wants = any(s.vgpu == command.vgpu and s.wants for s in self.scheduler.snapshot(now))  # type: ignore[attr-defined]
+        wants = command.vgpu in by_vgpu and by_vgpu[command.vgpu].wants
         if any(isinstance(event, LeaseStarted) and event.epoch in self.standby for event in events):
             return  # that one asked nobody, and is in the way of whoever was to be next
         about_to_start = start - POLICY.guard_ns < now < start

@@ -251,6 +251,7 @@ def part(cluster: Cluster, key: int) -> float:
     return cluster.progress[key].done * cluster.kernel_ns[key] / cluster.now_ns
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("kernel_ns", [*slow(300 * US), MS])
 @pytest.mark.parametrize(
     ("shares", "least"),
@@ -280,6 +281,7 @@ def test_alone_with_a_hard_limit_a_gang_gets_its_limit() -> None:
     assert part(Cluster(crossing(HARD, gang=False)).run(4 * S), 0) < 0.4
 
 
+@pytest.mark.simulation
 def test_a_ring_of_gangs_fills_its_gpus() -> None:
     """Each two meet on a GPU, so one runs at a time."""
     jobs = [Job(i, gpus, (HALF, HALF)) for i, gpus in enumerate([(0, 1), (1, 2), (0, 2)])]
@@ -288,6 +290,7 @@ def test_a_ring_of_gangs_fills_its_gpus() -> None:
     assert min(part(cluster, key) for key in range(3)) > 0.2
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("limit_ppm", [*slow(PPM), 990_000], ids=["no limit", "limit"])
 @pytest.mark.parametrize("beside", [0, 1], ids=["the other leads from below", "the other leads from above"])
 def test_a_leader_that_is_alone_on_its_gpu_leaves_others_their_turns(beside: int, limit_ppm: int) -> None:
@@ -322,6 +325,7 @@ def test_different_shares_give_the_least() -> None:
     assert 0.14 < part(cluster, 0) < 0.21
 
 
+@pytest.mark.simulation
 def test_members_hold_at_the_same_time() -> None:
     """Of the time that one of them holds, both do."""
     cluster = Cluster(crossing(HALF, HALF)).run(4 * S)
@@ -332,6 +336,7 @@ def test_members_hold_at_the_same_time() -> None:
     assert both > 0.9 * max(sum(b - a for a, b in spans) for spans in (one, other))
 
 
+@pytest.mark.simulation
 def test_while_a_leaders_server_is_stopped_others_go_on() -> None:
     jobs = [Job(0, (0, 1), (HARD, HARD)), Job(1, (1, 2), (HARD, HARD)), Job(2, (1,), (HALF,), gang=False, ranks=False)]
     cluster = Cluster(jobs)

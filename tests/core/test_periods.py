@@ -18,6 +18,7 @@ PERIODS = [SHORTEST_PERIOD_NS, 6 * MS, 40 * MS, 200 * MS, LONGEST_PERIOD_NS]
 SLOW = {6 * MS, 200 * MS}
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("period_ns", [pytest.param(ns, marks=[pytest.mark.slow] * (ns in SLOW)) for ns in PERIODS])
 @pytest.mark.parametrize(
     "shares",
@@ -43,11 +44,13 @@ def round_seen_ns(period_ns: int) -> float:
     return (turns[-1] - turns[0]) / (len(turns) - 1)
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("period_ns", [70 * MS, 200 * MS, 400 * MS, LONGEST_PERIOD_NS])
 def test_two_take_turns_as_often_as_was_asked_for(period_ns: int) -> None:
     assert round_seen_ns(period_ns) == pytest.approx(period_ns, rel=0.02)
 
 
+@pytest.mark.simulation
 @pytest.mark.parametrize("period_ns", [400 * MS, LONGEST_PERIOD_NS])
 def test_a_long_turn_is_no_debt(period_ns: int) -> None:
     """Half of a second at once is more than the grace of others for a drain; nobody is kept out for it."""

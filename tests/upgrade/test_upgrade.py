@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.node import eventually
 from tests.upgrade.releases import THIS, Machine, Release, release_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the build takes minutes
@@ -63,7 +64,8 @@ def test_vgpus_keep_shares_quotas_names_and_used_time(machine: Machine, older: R
         assert vgpu["spec"].items() <= after[name]["spec"].items()
         for field in ("guarantee_ratio", "limit_ratio", "memory_limit_bytes", *TIMES):
             assert after[name][field] == vgpu[field], (name, field)
-    assert [after[name]["state"] for name in ("first", "second", "third")] == ["idle", "idle", "suspended"]
+    states = {"first": "idle", "second": "idle", "third": "suspended"}
+    eventually(lambda: {name: vgpu["state"] for name, vgpu in machine.vgpus(THIS).items()} == states, "brokers started")
     [gpu] = machine.readings(THIS, "gpu", "ls")
     assert gpu["period_ns"] == 30_000_000
 
