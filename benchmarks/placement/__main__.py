@@ -21,6 +21,7 @@ from typing import Any, Final
 
 from benchmarks.placement import mixes, rules, trace
 from vgpu.placement import POLICIES, Fleet, Gpu, Kind, Mix, Placement, Room
+from vgpu.placement.simulate import MIXES, drawn, fill, offered, sizes_of
 from vgpu.share import PPM
 
 ON_LISTS: Final = ("best-fit", "packing", "fgd", "fit")
@@ -46,25 +47,18 @@ def allocated(folder: Path, name: str, rule: str, seed: int) -> float:
 
 def in_use(mix: str, rule: str, seed: int) -> tuple[float, float]:
     """Percent of time and of memory in use, once as much of either was asked for as there is."""
-    kind = Kind("card", mixes.CARD)
-    fleet = Fleet(mixes.RULES[rule], [Room(kind, (Gpu(PPM, mixes.CARD),))] * GPUS_OF_MIXES)
-    asked_time = asked_memory = time_used = memory_used = 0
-    for request in mixes.requests(mixes.MIXES[mix], seed):
-        asked_time += request.time_ppm
-        asked_memory += request.memory_bytes
-        if asked_time > PPM * GPUS_OF_MIXES or asked_memory > mixes.CARD * GPUS_OF_MIXES:
-            break
-        if fleet.place(request) is not None:
-            time_used += request.time_ppm
-            memory_used += request.memory_bytes
-    return 100 * time_used / PPM / GPUS_OF_MIXES, 100 * memory_used / mixes.CARD / GPUS_OF_MIXES
+    requests = list(offered(drawn(sizes_of(mix, mixes.CARD), seed), GPUS_OF_MIXES, mixes.CARD))
+    filled = fill(mixes.RULES[rule], GPUS_OF_MIXES, mixes.CARD, requests)
+    return 100 * filled.time_ratio, 100 * filled.memory_ratio
 
 
 def scale(gpus: int, decisions: int = 20_000) -> dict[str, float]:
     """A cluster that is filled with about ten vGPUs a GPU, half of it; then vGPUs come, and as many go."""
     kind = Kind("card", mixes.CARD)
     fleet = Fleet(POLICIES["fit"], [Room(kind, (Gpu(PPM, mixes.CARD),))] * gpus)
-    requests = mixes.requests({2: 1, 3: 2, 5: 3, 8: 2, 10: 1, 12: 1}, 1)
+    parts = {2: 1, 3: 2, 5: 3, 8: 2, 10: 1, 12: 1}
+    sizes = {(a * PPM // 100, b * mixes.CARD // 100): parts[a] * parts[b] for a in parts for b in parts}
+    requests = drawn(sizes, 1)
     present: list[Placement] = []
     chance = random.Random(2)
     taken: list[float] = []
@@ -114,7 +108,7 @@ def lists(folder: Path, seeds: Sequence[int], pool: ProcessPoolExecutor) -> dict
 def mixes_in_use(seeds: Sequence[int], pool: ProcessPoolExecutor) -> dict[str, dict[str, list[float]]]:
     asked = {
         (mix, rule, seed): pool.submit(in_use, mix, rule, seed)
-        for mix in mixes.MIXES
+        for mix in MIXES
         for rule in mixes.RULES
         for seed in seeds
     }
@@ -123,8 +117,23 @@ def mixes_in_use(seeds: Sequence[int], pool: ProcessPoolExecutor) -> dict[str, d
             rule: [statistics.fmean(asked[mix, rule, seed].result()[part] for seed in seeds) for part in (0, 1)]
             for rule in mixes.RULES
         }
-        for mix in mixes.MIXES
+        for mix in MIXES
     }
+
+
+def plot(rows: Sequence[dict[str, float]], file: Path) -> None:
+    """The time of a decision against the number of GPUs."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6, 3.5), layout="constrained")
+    axes = figure.subplots()
+    gpus = [row["gpus"] for row in rows]
+    for name, label in (("median_us", "median"), ("p99_us", "p99")):
+        axes.loglog(gpus, [row[name] for row in rows], marker="o", label=label)
+    axes.axhline(5000, color="grey", linestyle=":", label="bar for p99: 5 ms")
+    axes.set(xlabel="GPUs, each with ten vGPUs", ylabel="µs for a decision")
+    axes.legend()
+    figure.savefig(file)
 
 
 def show(found: dict[str, Any]) -> None:
@@ -135,9 +144,9 @@ def show(found: dict[str, Any]) -> None:
             if rule in trace.PUBLISHED:
                 print(f"{'  published':<26}" + "".join(f"{value:13.2f}" for value in trace.PUBLISHED[rule]))
     if "mixes" in found:
-        print(f"{'time / memory in use, %':<26}" + "".join(f"{mix:>15}" for mix in mixes.MIXES))
+        print(f"{'time / memory in use, %':<26}" + "".join(f"{mix:>15}" for mix in MIXES))
         for rule in mixes.RULES:
-            cells = (found["mixes"][mix][rule] for mix in mixes.MIXES)
+            cells = (found["mixes"][mix][rule] for mix in MIXES)
             print(f"{rule:<26}" + "".join(f"{f'{a:.2f} / {b:.2f}':>15}" for a, b in cells))
     for row in found.get("scale", ()):
         print(", ".join(f"{name} {value:,.0f}" for name, value in row.items()))
@@ -151,6 +160,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--only", choices=["lists", "mixes", "scale"])
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the time of a decision against the size")
     arguments = parser.parse_args()
     seeds = range(trace.FIRST_SEED, trace.FIRST_SEED + arguments.seeds)
     found: dict[str, Any] = {}
@@ -161,6 +171,8 @@ def main() -> None:
             found["mixes"] = mixes_in_use(seeds[: max(1, len(seeds) // 3)], pool)
     if arguments.only in (None, "scale"):
         found["scale"] = [scale(gpus) for gpus in SIZES]
+        if arguments.plot:
+            plot(found["scale"], arguments.plot)
     print(json.dumps(found, indent=2)) if arguments.json else show(found)
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from vgpu.broker.core import (
     is_foreign,
     may_attach,
 )
+from vgpu.broker.runtime import NOTED_S, PODS_S
 from vgpu.identity import Peer, Process
 from vgpu.integrations.cgroups import NOWHERE, Place
 from vgpu.protocol.broker import Adopt, Attach, Refused
@@ -324,3 +327,9 @@ def test_a_full_mps_server_says_whose_places_are_left(processes: int, reason: st
     refused = gpu_full(VGPU.model_copy(update={"most_processes": 48}), processes)
     assert refused.code == "full"
     assert reason in refused.error
+
+
+def test_a_hook_still_waits_when_the_broker_gives_up_on_its_pod() -> None:
+    header = Path(__file__).parents[2] / "cython_ext/hook/connect.h"
+    [patience_s] = re.findall(r"#define VGPU_PATIENCE_S (\d+)", header.read_text())
+    assert int(patience_s) > PODS_S + NOTED_S + 1

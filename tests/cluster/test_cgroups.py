@@ -53,6 +53,9 @@ KIND = f"/kubelet.slice{BURSTABLE.replace('kubepods', 'kubelet-kubepods')}"
             f"5:cpu:/kubepods/pod{POD}/{A}/pod{'0' * 32}/{B}\n", (A, B), POD, id="a cgroup that a pod has named"
         ),
         pytest.param("0::/user.slice/user-1000.slice/session-3.scope\n", (), "", id="a login"),
+        pytest.param(f"0::{USER}/kubepods-pod{POD}.slice/x.scope\n", (), "", id="a user names a pod"),
+        pytest.param(f"1:name=systemd:{USER}/pod{POD}\n0::/\n", (), "", id="a user names a pod, v1"),
+        pytest.param(f"0::/kubepods/pod{POD}/{A}/user.slice/x\n", (A,), POD, id="a user's slice in a pod"),
         pytest.param("0::/system.slice/slurmstepd.scope/job_42/step_0/user/task_0\n", (), "", id="Slurm"),
         pytest.param(f"0::/system.slice/docker-{A}0.scope\n", (), "", id="65 digits"),
         pytest.param("", (), "", id="nothing"),

@@ -7,9 +7,10 @@ import pytest
 from tests.ctl.fake_node import vgpu_reading
 from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.integrations.claims import Claim
 from vgpu.protocol.hello import Request
 from vgpu.protocol.messages import Create, Forward, MigrateIn, Set, VgpuList
-from vgpu.protocol.versions import PROTOCOL_VERSION
+from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 OLDER = 2
@@ -84,3 +85,11 @@ def test_a_request_may_not() -> None:
     asked = Create(spec=SPEC).model_dump(mode="json")
     with pytest.raises(ValueError, match="of_a_later_release"):
         Create.model_validate(asked | {"spec": asked["spec"] | {"of_a_later_release": 1}})
+
+
+def test_a_node_that_knows_no_pods_gets_none() -> None:
+    """Its claims have no field ``pods``, and it refuses fields that it does not know."""
+    named = Create(spec=SPEC, claim=Claim("dra", "u", pods=("p",)))
+    assert named.said_to(PODS_SINCE)["claim"]["pods"] == ["p"]
+    assert "pods" not in named.said_to(PODS_SINCE - 1)["claim"]
+    assert "pods" not in Create(spec=SPEC, claim=Claim("dra", "u")).said_to(PROTOCOL_VERSION)["claim"]

@@ -70,8 +70,9 @@ from vgpu.protocol.versions import OLDEST_VERSION
 ATTACH_S: Final = 3.0  # a hook sends one message; a process that takes longer occupies the link for nothing
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
 RESTART_S: Final = 10.0
-PODS_S: Final = 10.0
-"""For so long a process waits for its pod to be named: the driver of Kubernetes asks the API server."""
+PODS_S: Final = 7.0
+"""For so long a process waits for its pod to be named: the driver of Kubernetes asks the API server. The hook waits for
+``VGPU_PATIENCE_S`` of cython_ext/hook/connect.h, and so has the answer."""
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
 NOTED_S: Final = 1.0
 """A server notes an admission within milliseconds. A server that is held up for longer notes it later. If this broker
@@ -132,8 +133,8 @@ class Broker:
         self._stopped = False
         self._visitors: Counter[int] = Counter()
         self._closed: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
-        self._left_out = Closed(pid=0, uid=-1, reason="")
-        self._tells_later = False
+        self._left_out: dict[str, Closed] = {}
+        """The last report that was left out, by its key."""
         self._complaints: Pace[str] = Pace(limits.peer_event_pause_ms / 1000)
         self._reports: dict[int, Attached] = {}
         """By slot: the report about its process that the broker sent to the server at the admission."""
@@ -385,23 +386,23 @@ class Broker:
     async def _report_closed(self, pid: int, uid: int, reason: str, *, foreign: bool = False) -> None:
         """Report at most one closed link per pause, whatever peers do. After the pause, the broker reports the last one
         that it left out, with the number of all of these."""
-        missed = self._closed.due("", trio.current_time())
+        key = "foreign" if foreign else ""  # other links that a peer closes hide no refusal
+        missed = self._closed.due(key, trio.current_time())
         if missed is not None:
             await self._tell(Closed(pid=pid, uid=uid, reason=reason + and_more(missed), foreign=foreign))
             return
-        self._left_out = Closed(pid=pid, uid=uid, reason=reason, foreign=foreign)
-        if not self._tells_later:
-            self._tells_later = True
-            self._nursery.start_soon(self._report_left_out)
+        is_due = key in self._left_out
+        self._left_out[key] = Closed(pid=pid, uid=uid, reason=reason, foreign=foreign)
+        if not is_due:
+            self._nursery.start_soon(self._report_left_out, key)
 
-    async def _report_left_out(self) -> None:
+    async def _report_left_out(self, key: str) -> None:
         await trio.sleep(self._closed.pause_s)
-        self._tells_later = False
-        missed = self._closed.left_out("")
+        last = self._left_out.pop(key)
+        missed = self._closed.left_out(key)
         if missed:
-            self._closed.due("", trio.current_time())
-            reason = self._left_out.reason + and_more(missed - 1)
-            await self._tell(self._left_out.model_copy(update={"reason": reason}))
+            self._closed.due(key, trio.current_time())
+            await self._tell(last.model_copy(update={"reason": last.reason + and_more(missed - 1)}))
 
     async def _foreign(self, peer: Peer, patience: trio.CancelScope) -> Refused | None:
         """The refusal of a process that is in no pod of the vGPU's claim. A pod may have got the claim lately: its
@@ -418,11 +419,13 @@ class Broker:
                         await self._described.wait()
             finally:
                 self._awaited[place.pod] -= 1
+                if not self._awaited[place.pod]:
+                    del self._awaited[place.pod]
             await self._tell_awaited()
         return foreign(place, self._vgpu) if is_foreign(place, self._vgpu) else None
 
     async def _tell_awaited(self) -> None:
-        await self._tell(Awaits(pods=tuple(sorted(+self._awaited))))
+        await self._tell(Awaits(pods=tuple(sorted(self._awaited))))
 
     async def _attach(self, stream: MessageStream, peer: Peer, patience: trio.CancelScope, *, mounted: bool) -> None:
         received = await stream.receive()
@@ -438,8 +441,8 @@ class Broker:
         if mounted and peer.process.start_time and not self._admissions.knows(peer.process):
             refused = await self._foreign(peer, patience)
             if refused is not None:
-                await self._report_closed(peer.process.pid, peer.uid, refused.error, foreign=True)
                 await stream.send(refused.model_dump())
+                await self._report_closed(peer.process.pid, peer.uid, refused.error, foreign=True)
                 return
         decision = await self._decide(attach, peer, self._vgpu, mounted=mounted)
         if isinstance(decision, Refused):

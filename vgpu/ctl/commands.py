@@ -52,6 +52,7 @@ MODULES: Final = {
     "ray": "integrations.ray",
     "ray-worker": "integrations.ray",
     "kubelet": "integrations.kubelet",
+    "simulate": "placement.simulate",
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""

@@ -1,6 +1,7 @@
 """Which container and pod a process runs in, by the text of its ``/proc/PID/cgroup``. Pure, but for ``of_process``.
 
 The kernel writes that text, so that a container cannot choose it. Engines name a cgroup after the id of its container.
+A user of the host names the cgroups below their own slice, so that no pod is read there.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ _MONITOR: Final = "-conmon-"
 """The engine's own process beside a container has a cgroup with the container's id, too."""
 _UUID: Final = r"[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12}"
 _POD: Final = re.compile(rf"(?:.*-)?pod({_UUID}|[0-9a-f]{{32}})(?:\.slice)?(?::.*)?")
+_OF_A_USER: Final = re.compile(r"user\.slice|user@\d+\.service")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +50,12 @@ def place_in(text: str) -> Place:
 
 
 def _place(parts: list[str]) -> Place:
-    containers, pod = [], ""
+    containers, pod, is_a_users = [], "", False
     for part in parts:
+        is_a_users = is_a_users or _OF_A_USER.fullmatch(part) is not None
         if (match := _CONTAINER.fullmatch(part)) and _MONITOR not in part:
             containers.append(match[1])
-        if not pod and (match := _POD.fullmatch(part)):
+        if not pod and not is_a_users and (match := _POD.fullmatch(part)):
             pod = match[1].replace("_", "-")
     return Place(tuple(containers), pod)
 

@@ -32,7 +32,7 @@ from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
-from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, REQUEST_IDS_SINCE
+from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, PODS_SINCE, REQUEST_IDS_SINCE
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
@@ -94,6 +94,8 @@ class Create(Request):
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
         absent = {"share_gid": -1, "owner_uid": None, "claim": None, "attach": "owner"}
+        if self.claim is not None and self.claim.pods is None:
+            fields["claim"].pop("pods")
         return {name: value for name, value in fields.items() if name not in absent or value != absent[name]}
 
     def said_to(self, version: int) -> dict[str, Any]:
@@ -110,7 +112,10 @@ class Create(Request):
                 "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
             )
         if version >= REQUEST_IDS_SINCE:
-            return super().said_to(version)
+            said = super().said_to(version)
+            if self.claim is not None and version < PODS_SINCE:  # that node admits the processes of all pods
+                said["claim"].pop("pods", None)
+            return said
         newer = {"request_id": True, "lifetime": True, "wait": True}
         return self.model_dump(mode="json", exclude=newer | _newer_part("spec", self.spec.lease, LeaseChoice.AUTO))
 

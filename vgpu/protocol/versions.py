@@ -11,7 +11,7 @@ PROTOCOL_VERSION: Final = 5
 2: ``Look``.
 3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime``, ``wait`` and ``owner_uid``; ``Await``, ``Confirm``.
 4: ``Create`` carries ``claim`` and ``attach``.
-5: ``Awaits``.
+5: ``Awaits``; a claim has ``pods``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3
@@ -21,3 +21,5 @@ OWNERS_SINCE: Final = 3
 """The first version that has ``Create.owner_uid``."""
 CLAIMS_SINCE: Final = 4
 """The first version that has ``Create.claim`` and ``Create.attach``."""
+PODS_SINCE: Final = 5
+"""The first version that has ``Claim.pods``."""

@@ -135,6 +135,12 @@ def claim_of(
     }
 
 
+def pod_of(claim: dict[str, Any]) -> str:
+    """The uid of the pod for which it is reserved."""
+    (one,) = claim["status"]["reservedFor"]
+    return str(one["uid"])
+
+
 class FakeKubelet:
     """The kubelet's side. ``folder``: a short path, since sockets lie below it. A driver in a container has it at
     ``seen_as``."""

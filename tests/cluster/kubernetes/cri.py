@@ -79,8 +79,8 @@ class Runtime:
         self.containerd.start()
         self._await_answer()
 
-    def pod(self) -> Pod:
-        self._pods.append(Pod(self))
+    def pod(self, uid: str = "") -> Pod:
+        self._pods.append(Pod(self, uid or str(uuid4())))
         return self._pods[-1]
 
     def clear(self) -> None:
@@ -90,9 +90,9 @@ class Runtime:
 
 
 class Pod:
-    def __init__(self, runtime: Runtime) -> None:
+    def __init__(self, runtime: Runtime, uid: str) -> None:
         self._runtime = runtime
-        self.uid = uid = str(uuid4())
+        self.uid = uid
         self._cgroup = Path("kubepods/burstable", f"pod{uid}")
         self._logs = runtime.folder / "logs" / uid
         self._logs.mkdir(parents=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster import containerd, engines
-from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, PluginKubelet, Process, claim_of
+from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, PluginKubelet, Process, claim_of, pod_of
 from tests.cluster.kubernetes.cri import Runtime
 from tests.cluster.kubernetes.test_driver import THIRD, boot, count, prepared
 from tests.integration.node import SimulatedNode, eventually
@@ -48,10 +48,19 @@ def test_a_container_has_the_memory_of_its_claim(
 ) -> None:
     claim = claim_of(THIRD)
     cluster.add(claim)
-    devices, pod = devices_of(kubelet, claim), runtime.pod()
+    devices, pod = devices_of(kubelet, claim), runtime.pod(pod_of(claim))
     container = pod.start("train", devices, "/probe", "1024", "8192", user=user)
     assert container.line() == f"{WHOLE} allocated 0 allocated 2"
     assert pod.start("eight", devices, "/probe", "9216", user=user).line() == f"{WHOLE} allocated 2"
+
+
+def test_the_vgpu_of_a_claim_refuses_another_pod(
+    cluster: FakeCluster, kubelet: FakeKubelet, driver: Process, runtime: Runtime
+) -> None:
+    claim = claim_of(THIRD)
+    cluster.add(claim)
+    container = runtime.pod().start("train", devices_of(kubelet, claim), "/bin/sleep", "1000")
+    assert container.execute("/probe", "64").startswith("init 100")
 
 
 @pytest.mark.parametrize("user", [0, 1000])
@@ -60,7 +69,7 @@ def test_exec_stays_in_the_vgpu(
 ) -> None:
     claim = claim_of(THIRD)
     cluster.add(claim)
-    container = runtime.pod().start("train", devices_of(kubelet, claim), "/bin/sleep", "1000", user=user)
+    container = runtime.pod(pod_of(claim)).start("train", devices_of(kubelet, claim), "/bin/sleep", "1000", user=user)
     assert container.execute("/probe", "9216") == f"{WHOLE} allocated 2"
     assert container.execute("/bin/env", "-i", "/probe", "9216") == f"{WHOLE} allocated 2"
     assert container.execute("/bin/sh", "-c", "/bin/env -i /probe 9216") == f"{WHOLE} allocated 2"
@@ -71,7 +80,7 @@ def test_the_containers_of_a_pod_share_the_claims_vgpu(
 ) -> None:
     claim = claim_of(THIRD)
     cluster.add(claim)
-    devices, pod = devices_of(kubelet, claim), runtime.pod()
+    devices, pod = devices_of(kubelet, claim), runtime.pod(pod_of(claim))
     assert pod.start("first", devices, "/probe", "5120", "wait").line() == f"{WHOLE} allocated 0"
     assert pod.start("second", devices, "/probe", "4096", "2048").line() == f"{WHOLE} allocated 2 allocated 0"
     assert count(node) == 1
@@ -82,7 +91,8 @@ def test_a_claim_of_two_devices_gives_a_container_both(
 ) -> None:
     claim = claim_of(("gpu-0", "20", "2Gi"), THIRD)
     cluster.add(claim)
-    container = runtime.pod().start("train", devices_of(kubelet, claim), "/probe", "1024", "2048", user=1000)
+    devices, pod = devices_of(kubelet, claim), runtime.pod(pod_of(claim))
+    container = pod.start("train", devices, "/probe", "1024", "2048", user=1000)
     assert container.line() == "init 0 context 0 devices 2 total 2048 allocated 0 allocated 2"
 
 
@@ -102,7 +112,7 @@ def test_a_pod_that_ends_leaves_nothing(
 ) -> None:
     claim = claim_of(THIRD)
     cluster.add(claim)
-    devices, pod = devices_of(kubelet, claim), runtime.pod()
+    devices, pod = devices_of(kubelet, claim), runtime.pod(pod_of(claim))
     container = pod.start("train", devices, "/probe", "1024", "wait")
     assert container.line() == f"{WHOLE} allocated 0"
     [vgpu_id] = [name.partition("=")[2] for name in devices]
@@ -135,7 +145,7 @@ def test_an_event_names_the_pod_of_a_program_past_the_hook(
     """It uses GPU 0. The vGPU of its container is there, or on the other GPU."""
     claim = claim_of((gpu, "30", "8Gi"))
     cluster.add(claim)
-    devices, pod = devices_of(kubelet, claim), runtime.pod()
+    devices, pod = devices_of(kubelet, claim), runtime.pod(pod_of(claim))
     container = pod.start("train", devices, "/probe", "64", "wait")
     assert container.line() == f"{WHOLE} allocated 0"
     past = "/bin/env LD_LIBRARY_PATH=/run/vgpu/lib VGPU_SIM_DIR=/run/vgpu/here/sim /own-loader /probe 128 wait"
@@ -176,7 +186,7 @@ def test_a_prepared_claim_has_its_container_whatever_restarts(
             kubelet.vgpus(claim)  # it asks again for each claim of its pods
         case "containerd":
             runtime.restart()
-    container = runtime.pod().start("train", devices, "/probe", "1024", "8192")
+    container = runtime.pod(pod_of(claim)).start("train", devices, "/probe", "1024", "8192")
     assert container.line() == f"{WHOLE} allocated 0 allocated 2"
     assert count(node) == 1
 
@@ -186,7 +196,7 @@ def test_a_running_container_keeps_its_vgpu_when_containerd_is_killed(
 ) -> None:
     claim = claim_of(THIRD)
     cluster.add(claim)
-    container = runtime.pod().start("train", devices_of(kubelet, claim), "/probe", "5120", "wait")
+    container = runtime.pod(pod_of(claim)).start("train", devices_of(kubelet, claim), "/probe", "5120", "wait")
     assert container.line() == f"{WHOLE} allocated 0"
     runtime.restart()
     assert container.state() == "CONTAINER_RUNNING"

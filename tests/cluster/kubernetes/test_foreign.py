@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster import pods
 from tests.cluster.conftest import Run
-from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, Process, claim_of
+from tests.cluster.kubernetes.cluster import FakeCluster, FakeKubelet, Process, claim_of, pod_of
 from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
 from vgpu.api.node import Node
 
@@ -51,11 +51,6 @@ def in_pod(node: SimulatedNode, start: Run) -> Iterator[InPod]:
         for process in started:
             process.kill()
             process.communicate()
-
-
-def pod_of(claim: dict[str, Any]) -> str:
-    (one,) = claim["status"]["reservedFor"]
-    return str(one["uid"])
 
 
 def said(process: subprocess.Popen[str]) -> tuple[str, str]:

@@ -16,7 +16,7 @@ SECTIONS: Final = {
     "Containers and clusters": ("container", "slurm", "ray", "ray-worker", "kubelet"),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "logs"),
     "The node": ("serve", "stop", "status", "gpu", "config", "systemd"),
-    "This machine": ("doctor", "demo", "verify", "support", "version"),
+    "This machine": ("doctor", "demo", "verify", "simulate", "support", "version"),
 }
 OTHER: Final = "Other commands"
 SYNONYMS: Final = {

@@ -16,11 +16,13 @@ from lightkube.types import PatchType
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.kubernetes.dra import DRIVER, Object
 
-ANSWER_S: Final = 20.0
+ANSWER_S: Final = 10.0
+"""Prepare asks twice, within what the kubelet allows it."""
 _GONE: Final = 404
 _LEAST: Final[tuple[tuple[Any, dict[str, Any]], ...]] = (
     (Node, {}),
     (ResourceClaim, {"spec": {}}),
+    (ResourceClaim.Status, {"spec": {}}),
     (ResourceSlice, {"spec": {"driver": "", "pool": {"name": "", "generation": 0, "resourceSliceCount": 0}}}),
     (Status, {}),
 )

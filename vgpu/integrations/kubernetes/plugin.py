@@ -114,8 +114,11 @@ class Plugin:
     def _made(self, piece: Piece) -> list[str]:
         """The CDI devices of a vGPU."""
         gpus, vgpus = self._read()
-        self._allocated_s[piece.uid] = time.monotonic()
-        self._remove(resources.replaced(piece, self._own(vgpus)))
+        now_s = time.monotonic()
+        # The kubelet gives the devices of an init container to the others of its pod, before any of them runs.
+        young = {uid for uid, at_s in self._allocated_s.items() if now_s - at_s < GRACE_S}
+        self._allocated_s[piece.uid] = now_s
+        self._remove([one for one in resources.replaced(piece, self._own(vgpus)) if one.uid not in young])
         try:
             vgpu = self._make(piece, gpus)
         except VgpuError as error:

@@ -87,8 +87,9 @@ def name_vgpus(node: Node, found: Sequence[Holder]) -> None:
 
 
 def rename(link: Link, vgpu: Object, **fields: Any) -> None:
-    """The node gives the vGPU of a claim the fields of the last request for it."""
+    """The node gives the vGPU of a claim the fields of the last request for it. The others are as they are now."""
     request = {"request_id": uuid4().hex, "lifetime": "kept", "attach": vgpu["attach"]}
-    claim = {**vgpu["claim"], **fields}
     with suppress(VgpuError):  # its size is being changed, or it goes: the next turn finds it or does not
-        link.change("create", spec=vgpu["spec"], gpu=str(vgpu["gpu_index"]), claim=claim, **request)
+        now = link.ask("inspect", vgpu=vgpu["vgpu_id"])["vgpu"]
+        claim = {**now["claim"], **fields}
+        link.change("create", spec=now["spec"], gpu=str(now["gpu_index"]), claim=claim, **request)

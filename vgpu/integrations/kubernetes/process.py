@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final
@@ -80,7 +80,6 @@ def serve_dra(options: Options) -> None:
     turns = [
         check,
         Regularly("publishing the slices", TICK_S, lambda: driver.publish(options.profiles)),
-        Regularly("naming the pods that wait", TICK_S / 2, driver.admit_pods),
         Regularly("the removal of vGPUs without a claim", RECONCILE_S, driver.reconcile),
         Regularly("reading the states of GPUs", TICK_S, health.refresh),
         _naming(options),
@@ -89,6 +88,8 @@ def serve_dra(options: Options) -> None:
         sockets = DraSockets(options.places, driver.prepare, driver.unprepare, health.methods, check.now)
         stack.callback(sockets.close)
         stack.callback(health.close)
+        # Brokers hold processes of such pods for a few seconds, whatever else is slow.
+        stack.enter_context(_beside(Regularly("naming the pods that wait", TICK_S / 2, driver.admit_pods)))
         log.info("the kubelet's calls are answered", socket=str(options.places.dra))
         _run(turns)
 
@@ -114,6 +115,22 @@ def serve_plugins(options: Options) -> None:
                 Regularly("the removal of vGPUs that no container has", CHECK_S, one.remove_unused, at_once=False),
             ]
         _run(turns)
+
+
+@contextmanager
+def _beside(turn: Regularly) -> Iterator[None]:
+    """Take these turns in a thread of their own."""
+    ended = threading.Event()
+
+    def run() -> None:
+        while not ended.wait(TICK_S / 4):
+            turn.turn()
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        yield
+    finally:
+        ended.set()
 
 
 def _run(turns: list[Regularly]) -> None:
