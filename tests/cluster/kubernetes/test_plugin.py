@@ -337,6 +337,11 @@ def test_memory_of_one_gpu_is_a_vgpu_under_aliyuns_name(
             kubelets.allocate(name, *(f"{card.uuid}--mem--{total - 1}" for card in cards))
         with pytest.raises(grpc.RpcError, match="says how many GPUs the machine has"):
             kubelets.allocate("aliyun.com/gpu-count", *kubelets.devices("aliyun.com/gpu-count"))
+        # An init container of a pod: the kubelet gives its devices to the next container, before either runs.
+        three = [f"{reading.gpu_uuid}--mem--{number}" for number in (20, 21, 22)]
+        (first,), (second,) = (kubelets.allocate(name, *some) for some in (three[:2], three))
+        with node.link() as link:
+            assert {first, second} <= {f"vgpu.dev/vgpu={one.vgpu_id}" for one in link.list()}
         # The container has ended: the kubelet gives its devices to one that wants the whole card.
         whole = [device for device in devices if resources.gpu_of(device) == reading.gpu_uuid]
         (other,) = kubelets.allocate(name, *whole)

@@ -118,12 +118,15 @@ class Plugin:
         # The kubelet gives the devices of an init container to the others of its pod, before any of them runs.
         young = {uid for uid, at_s in self._allocated_s.items() if now_s - at_s < GRACE_S}
         self._allocated_s[piece.uid] = now_s
-        self._remove([one for one in resources.replaced(piece, self._own(vgpus)) if one.uid not in young])
+        replaced = resources.replaced(piece, self._own(vgpus))
+        self._remove(one for one in replaced if one.uid not in young)
         try:
             vgpu = self._make(piece, gpus)
         except VgpuError as error:
-            if error.code is not ErrorCode.NO_ROOM or not self._remove_unused(0.0):
+            if error.code is not ErrorCode.NO_ROOM:
                 raise
+            self._remove(replaced)
+            self._remove_unused(0.0)
             vgpu = self._make(piece, gpus)
         gpu = [] if vgpu["simulated"] else [f"nvidia.com/gpu={vgpu['gpu_uuid']}"]
         return [*gpu, f"{cdi.KIND}={vgpu['vgpu_id']}"]
