@@ -71,18 +71,28 @@ def change(node: SimulatedNode, vgpu_id: str, **fields: object) -> VgpuStatus:
         return link.set(vgpu_id, VgpuChanges.parse(**fields))  # type: ignore[arg-type]
 
 
-def test_every_setting_holds_from_the_next_token_on(node: SimulatedNode, pair: tuple[str, str]) -> None:
-    first, second = pair
-    comes_to(node, {first: 0.3, second: 0.6})
+def settings_hold(node: SimulatedNode, first: str, second: str, patience_s: float) -> None:
+    comes_to(node, {first: 0.3, second: 0.6}, patience_s)
     change(node, first, sm_percent=15)
-    comes_to(node, {first: 0.15, second: 0.6})
+    comes_to(node, {first: 0.15, second: 0.6}, patience_s)
     change(node, first, sm_percent=40, quota_limit_percent=50)  # half of the time of 40 %
-    comes_to(node, {first: 0.2, second: 0.6})
+    comes_to(node, {first: 0.2, second: 0.6}, patience_s)
     change(node, first, burst=True)
-    comes_to(node, {first: 0.4, second: 0.6})  # the rest, but nothing that is somebody else's
+    comes_to(node, {first: 0.4, second: 0.6}, patience_s)  # the rest, but nothing that is somebody else's
     change(node, first, burst=False, quota_limit_percent=100)
     change(node, second, sm_percent=20)
-    comes_to(node, {first: 0.4, second: 0.2})
+    comes_to(node, {first: 0.4, second: 0.2}, patience_s)
+
+
+def test_every_setting_holds_from_the_next_token_on(node: SimulatedNode, takers: tuple[str, str]) -> None:
+    settings_hold(node, *takers, PATIENCE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_programs_have_what_the_settings_say(node: SimulatedNode, pair: tuple[str, str]) -> None:
+    """They need a processor, as in ``test_in_short_rounds_and_a_short_window_programs_have_their_parts``."""
+    settings_hold(node, *pair, QUIET_S)
 
 
 @pytest.mark.slow
