@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from typing import ClassVar, Final
 
 from vgpu.placement import POLICIES, Mix
-from vgpu.placement.state import Option
+from vgpu.placement.policies.base import AllowsAll
+from vgpu.placement.state import Gpu, Option
 from vgpu.share import PPM
 
 CARD: Final = 80 << 30
@@ -17,13 +19,12 @@ def _sum(measure: Callable[[float, float], float], option: Option) -> float:
     return sum(measure(gpu.time_ppm / PPM, gpu.memory_bytes / whole) for gpu in option.left)
 
 
-class _Rule:
-    def rank(self, option: Option, mix: Mix) -> float | None:
+class _Rule(AllowsAll):
+    def rank(self, option: Option, mix: Mix) -> float:
         raise NotImplementedError
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
-        rank = self.rank(option, mix)
-        return {} if rank is None else {"rank": rank}
+        return {"rank": self.rank(option, mix)}
 
 
 class Binpack(_Rule):
@@ -32,7 +33,7 @@ class Binpack(_Rule):
     name: ClassVar = "binpack"
     uses_mix: ClassVar = False
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
+    def rank(self, option: Option, mix: Mix) -> float:
         return -_sum(lambda time, memory: time + memory, option)
 
 
@@ -42,18 +43,24 @@ class Balance(_Rule):
     name: ClassVar = "balance"
     uses_mix: ClassVar = False
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
+    def rank(self, option: Option, mix: Mix) -> float:
         return -_sum(lambda time, memory: abs(time - memory) + 0.03 * (time + memory), option)
 
 
 class Measure(_Rule):
-    """FGD's measure, not rounded: the time that sizes of the mix cannot use."""
+    """FGD's measure, not rounded: the growth of the time that sizes of the mix cannot use. It counts no memory."""
 
     name: ClassVar = "fgd measure"
     uses_mix: ClassVar = True
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
-        return mix.unusable(option.before) - mix.unusable(option.after)
+    def rank(self, option: Option, mix: Mix) -> float:
+        return sum(map(partial(_unusable, mix), option.used)) - sum(map(partial(_unusable, mix), option.left))
+
+
+@lru_cache(200_000)
+def _unusable(mix: Mix, gpu: Gpu) -> float:
+    refused = [p for size, p in mix.sizes if size.area_ppm > gpu.time_ppm or size.memory_bytes > gpu.memory_bytes]
+    return gpu.time_ppm / PPM * sum(refused)
 
 
 RULES: Final = {

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from vgpu.placement import Mix
+from vgpu.placement.policies.base import AllowsAll
 from vgpu.placement.state import Option
 from vgpu.share import PPM
 
@@ -24,11 +25,11 @@ POPULAR: Final = 0.95
 """FGD knows the most frequent sizes, which make up this part of the list."""
 
 
-class Rule:
+class Rule(AllowsAll):
     uses_mix: ClassVar = True
     name: ClassVar[str]
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
+    def rank(self, option: Option, mix: Mix) -> float:
         return self.score(option, mix)
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
@@ -44,7 +45,6 @@ class BestFit(Rule):
     def score(self, option: Option, mix: Mix) -> int:
         after = option.after
         gpus = sum(gpu.time_ppm for gpu in after.gpus) / PPM
-        # Of the GPUs of a node the fullest one: less than one step of the score.
         return int(100 * (1 - 0.5 * after.cores / MOST_CORES - 0.5 * gpus / MOST_GPUS))
 
 

@@ -72,7 +72,7 @@ def arrivals(cluster: Sequence[Room], listed: Sequence[Request], seed: int) -> t
     while asked > most:
         task = order.pop(chance.randrange(len(order)))
         asked -= task.gpus * task.time_ppm
-    while asked + (task := chance.choice(listed)).time_ppm <= most:
+    while asked + (task := chance.choice(listed)).time_ppm <= most:  # of one GPU, as the authors count here
         order.append(task)
         asked += task.gpus * task.time_ppm
     return chance.sample(cluster, len(cluster)), order

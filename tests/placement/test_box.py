@@ -8,7 +8,7 @@ import pytest
 
 from vgpu.enums import PlacementName
 from vgpu.node.readings import unknown_gpu
-from vgpu.placement.box import ranked
+from vgpu.placement.box import promised, ranked
 from vgpu.protocol.messages import GpuStatus, VgpuStatus
 from vgpu.spec import VgpuSpec
 
@@ -23,9 +23,11 @@ def gpu(index: int, time: float = 0.0, memory: float = 0.0, **fields: Any) -> Gp
     return unknown_gpu(index, simulated=True).model_copy(update=known)
 
 
-def vgpu(gpu_index: int, time: float, memory: float, width: float = 100.0) -> VgpuStatus:
+def vgpu(gpu_index: int, percent: float, **fields: str) -> VgpuStatus:
+    """With so much of the time and of the memory."""
+    spec = VgpuSpec.parse(fraction=str(percent / 100), sm_percent=str(percent), **fields)
     return VgpuStatus.model_construct(
-        gpu_index=gpu_index, guarantee_ratio=time, sm_percent_granted=width, memory_limit_bytes=int(memory * CARD)
+        gpu_index=gpu_index, guarantee_ratio=percent / 100, sm_percent_granted=100.0, spec=spec
     )
 
 
@@ -53,17 +55,27 @@ def test_of_equal_gpus_the_lower_index_is_first() -> None:
 def test_fit_goes_by_what_the_vgpus_here_were_promised() -> None:
     """Halves are here. A quarter beside one leaves what no half can use; beside a quarter it leaves a half."""
     gpus = [gpu(0, 0.5, 0.5), gpu(1, 0.25, 0.25), gpu(2, 1.0, 1.0)]
-    halves = [vgpu(0, 0.5, 0.5), vgpu(2, 0.5, 0.5), vgpu(2, 0.5, 0.5)]
+    halves = [vgpu(0, 50), vgpu(2, 50), vgpu(2, 50)]
     assert order("pack", gpus, "25", "20G", *halves)[0] == 0
-    assert order("fit", gpus, "25", "20G", *halves, vgpu(1, 0.25, 0.25))[0] == 1
+    assert order("fit", gpus, "25", "20G", *halves, vgpu(1, 25))[0] == 1
 
 
-def test_spatial_mode_packs_the_sms() -> None:
-    """Two vGPUs of 51 % of the SMs do not run together, whatever time is left."""
-    gpus = [gpu(0, 0.5, mode="spatial"), gpu(1, 0.9, mode="spatial")]
-    here = [vgpu(0, 0.9, 0.1, 51.0), vgpu(1, 0.9, 0.1, 40.0)]
-    assert order("spread", gpus, "51", "8G", *here) == [1, 0]
-    assert order("pack", gpus, "40", "8G", *here, quota_request_percent="50") == [0, 1]
+def test_in_spatial_mode_a_vgpu_counts_by_its_area() -> None:
+    gpus = [gpu(0, 0.7, mode="spatial"), gpu(1, 0.4, mode="spatial")]
+    assert order("pack", gpus, "51", "8G") == [1, 0]
+    assert order("pack", gpus, "51", "8G", quota_request_percent="50") == [0, 1]
+
+
+def test_memory_that_is_swapped_and_time_that_is_overcommitted_need_no_room() -> None:
+    gpus = [gpu(0, 0.9, 0.9), gpu(1)]
+    assert order("pack", gpus, "50", "40G") == [1, 0]
+    assert order("pack", gpus, "5", "40G", oversubscribe="swap") == [0, 1]
+    assert order("pack", gpus, "50", "4G", overcommit="true") == [0, 1]
+
+
+def test_a_limit_of_memory_is_no_promise() -> None:
+    grown = vgpu(0, 5, memory_limit_bytes="80G")
+    assert promised(grown, gpu(0)).memory_bytes == CARD // 20
 
 
 def test_reasons_say_why() -> None:

@@ -59,9 +59,12 @@ class Books:
         everyone = [*self.on(node, gpu), asked]
         if sum(each.memory_bytes for each in everyone) > CARD:
             return False
-        return fits(
-            self.rooms[node].kind.mode, [Share(each.time_ppm, sm_mpercent=each.sm_mpercent) for each in everyone]
-        )
+        return self.packs(node, everyone)
+
+    def packs(self, node: int, everyone: Sequence[Request]) -> bool:
+        if self.rooms[node].kind.mode is Mode.TEMPORAL:
+            return sum(each.area_ppm for each in everyone) <= PPM
+        return fits(Mode.SPATIAL, [Share(each.time_ppm, sm_mpercent=each.sm_mpercent) for each in everyone])
 
     def fits(self, asked: Request, *, labels: bool) -> bool:
         """Whether any node takes it; ``labels``: on a GPU that has no vGPU of its label."""
@@ -90,7 +93,7 @@ class Books:
             for gpu in range(len(room.gpus)):
                 present = self.on(node, gpu)
                 assert sum(each.memory_bytes for each in present) <= CARD
-                assert fits(room.kind.mode, [Share(each.time_ppm, sm_mpercent=each.sm_mpercent) for each in present])
+                assert self.packs(node, present)
 
 
 @pytest.mark.parametrize("mode", list(Mode))
@@ -103,13 +106,11 @@ def test_nothing_is_promised_twice_nor_refused_while_it_fits(mode: Mode, name: s
         fit = books.fits(asked, labels=name == "mutex")
         placed = fleet.place(asked)
         if placed is None:
-            # Several GPUs of one node: ``mutex`` looks at the fullest and at the emptiest alone.
-            assert not fit or (name == "mutex" and asked.label and asked.gpus > 1)
+            assert not fit
             assert fleet.why(asked)
             continue
         assert fit
         assert len(set(placed.gpus)) == asked.gpus
-        assert placed.reasons
         books.placed.append(placed)
         books.check()
         if data.draw(st.booleans()):
@@ -122,15 +123,47 @@ def test_nothing_is_promised_twice_nor_refused_while_it_fits(mode: Mode, name: s
 
 @pytest.mark.parametrize("name", list(POLICIES))
 @given(data=st.data())
-def test_the_reasons_add_up_to_the_rank(name: str, data: Any) -> None:
+def test_an_offer_says_why_and_places_nothing(name: str, data: Any) -> None:
     rooms = data.draw(nodes(Mode.TEMPORAL))
-    mix = Mix(data.draw(st.lists(REQUESTS, min_size=1, max_size=5)))
-    policy = POLICIES[name]
+    fleet = Fleet(POLICIES[name], rooms, Mix(data.draw(st.lists(REQUESTS, min_size=1, max_size=5))))
     for asked in data.draw(st.lists(REQUESTS, min_size=1, max_size=5)):
-        for room in rooms:
-            for option in room.options(asked):
-                rank = policy.rank(option, mix)
-                assert rank == (sum(policy.parts(option, mix).values()) if policy.parts(option, mix) else None)
+        before = [fleet.room(node) for node in range(len(rooms))]
+        offers = fleet.offers(asked)
+        assert before == [fleet.room(node) for node in range(len(rooms))]
+        assert [offer.rank for offer in offers] == sorted((offer.rank for offer in offers), reverse=True)
+        for offer in offers:
+            assert offer.rank == pytest.approx(sum(offer.reasons.values()))
+        placed = fleet.place(asked)
+        assert (placed is None) == (not offers)
+        if placed is not None:
+            assert placed.node in [offer.node for offer in offers]
+
+
+@given(data=st.data())
+def test_a_request_goes_to_the_node_that_is_named(data: Any) -> None:
+    rooms = data.draw(nodes(Mode.SPATIAL))
+    fleet = Fleet(POLICIES["spread"], rooms)
+    for asked in data.draw(st.lists(REQUESTS, max_size=5)):
+        node = data.draw(st.integers(0, len(rooms) - 1))
+        takes = fleet.room(node).takes(asked)
+        placed = fleet.place(asked, node=node)
+        assert (placed is not None) == takes
+        assert placed is None or placed.node == node
+
+
+def test_a_request_that_comes_again_changes_no_mix() -> None:
+    fleet = Fleet(POLICIES["fit"], [Room(KINDS[Mode.TEMPORAL]["A"], (EMPTY,))])
+    for _ in range(4):
+        assert fleet.place(Request(PPM // 10))
+    mix = fleet.mix
+    for _ in range(100):
+        assert fleet.place(Request(PPM), again=True) is None
+    assert fleet.mix is mix
+
+
+def test_equal_nodes_are_one_group_whatever_object_their_kind_is() -> None:
+    fleet = Fleet(POLICIES["fit"], [Room(Kind("A", CARD), (EMPTY,)) for _ in range(50)])
+    assert len({id(fleet.room(node).kind) for node in range(50)}) == 1
 
 
 @given(data=st.data())
@@ -150,13 +183,16 @@ def test_what_it_keeps_of_earlier_ranks_changes_no_decision(data: Any) -> None:
                 fleet.remove(placed.pop(0))
 
 
-def test_a_placement_is_taken_back_once() -> None:
-    fleet = Fleet(POLICIES["spread"], [Room(KINDS[Mode.SPATIAL]["A"], (EMPTY,))])
-    placed = fleet.place(Request(PPM, label="x"))
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("asked", [Request(PPM // 2), Request(PPM // 2, label="x"), Request(0, gpus=0, cores=1)])
+def test_a_placement_is_taken_back_once(mode: Mode, asked: Request) -> None:
+    fleet = Fleet(POLICIES["spread"], [Room(KINDS[mode]["A"], (EMPTY,), 10)])
+    placed = fleet.place(asked)
     assert placed is not None
     fleet.remove(placed)
-    with pytest.raises(ValueError, match="not in list"):
+    with pytest.raises(ValueError, match="was taken back already"):
         fleet.remove(placed)
+    assert fleet.room(0) == Room(KINDS[mode]["A"], (EMPTY,), 10)
 
 
 def test_it_forgets_old_ranks_and_decides_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +202,7 @@ def test_it_forgets_old_ranks_and_decides_as_before(monkeypatch: pytest.MonkeyPa
         return [one and (one.node, one.gpus) for one in found]
 
     wanted = run()
-    for name, value in (("MOST_RANKINGS", 3), ("MOST_CHANGES", 7), ("MOST_ROOMS", 5)):
+    for name, value in (("MOST_RANKINGS", 3), ("MOST_CHANGES", 7), ("MOST_KNOWN", 5)):
         monkeypatch.setattr(f"vgpu.placement.fleet.{name}", value)
     assert run() == wanted
 
@@ -178,10 +214,17 @@ def test_why_nothing_fits() -> None:
         Request(PPM * 6 // 10): "60 % of a GPU asked for; the emptiest of 1 has 50 %",
         Request(PPM // 10, CARD): "of memory asked for; the most on one GPU is",
         Request(PPM // 10, models=frozenset("C")): "no node has a GPU of C",
-        Request(PPM // 10, cores=5000): "no node has all of them",
+        Request(PPM // 10, cores=5000): "no node has that with its memory and processors",
         Request(PPM // 10, label="web"): "mutex allows none of the GPUs that have room",
         Request(PPM // 10, gpus=2): "2 GPUs with 10 % each asked for",
     }
     for asked, reason in why.items():
         assert fleet.place(asked) is None
         assert reason in fleet.why(asked)
+
+
+def test_why_nothing_fits_in_spatial_mode() -> None:
+    fleet = Fleet(POLICIES["pack"], [Room(KINDS[Mode.SPATIAL]["A"], (EMPTY,))])
+    assert fleet.place(Request(PPM // 2, sm_mpercent=51_000))
+    assert "75 % of a GPU asked for; the emptiest of 1 has 74.5 %" in fleet.why(Request(PPM, sm_mpercent=75_000))
+    assert "and with SMs that fit" in fleet.why(Request(PPM * 9 // 10, sm_mpercent=60_000))

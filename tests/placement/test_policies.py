@@ -38,11 +38,23 @@ def test_pack_takes_the_fullest_that_has_room() -> None:
     assert chosen("pack", [EMPTY, left(30, 30), left(5, 5), left(40, 40)], asking(10, 10)) == 1
 
 
-def test_fit_leaves_room_that_requests_of_late_can_use() -> None:
+@pytest.mark.parametrize("mode", list(Mode))
+def test_fit_leaves_room_that_requests_of_late_can_use(mode: Mode) -> None:
     """Halves are asked for: a quarter on the GPU with three quarters strands nothing, on one with a half it does."""
-    halves = Mix([asking(50, 50)])
-    assert chosen("pack", [left(75, 75), left(50, 50)], asking(25, 25)) == 1
-    assert chosen("fit", [left(75, 75), left(50, 50)], asking(25, 25), halves) == 0
+    kind = Kind("H100", CARD, mode)
+
+    def asking(percent: int) -> Request:
+        if mode is Mode.SPATIAL:
+            return Request(PPM, percent * CARD // 100, sm_mpercent=percent * 1000)
+        return Request(percent * PPM // 100, percent * CARD // 100)
+
+    for policy, wanted in (("pack", 1), ("fit", 0)):
+        fleet = Fleet(POLICIES[policy], [Room(kind, (EMPTY,))] * 2, Mix([asking(50)]))
+        for node, percent in enumerate((25, 50)):
+            assert fleet.place(asking(percent), node=node)
+        placed = fleet.place(asking(25))
+        assert placed is not None
+        assert placed.node == wanted
 
 
 def test_fit_uses_up_time_and_memory_together() -> None:
@@ -96,7 +108,6 @@ def test_spatial_mode_packs_widths() -> None:
 
 
 @pytest.mark.parametrize("name", list(POLICIES))
-def test_the_reasons_of_a_placement_are_named(name: str) -> None:
-    placed = Fleet(POLICIES[name], [Room(KIND, (EMPTY,))]).place(asking(10, 10))
-    assert placed is not None
-    assert all(reason and isinstance(value, float) for reason, value in placed.reasons.items())
+def test_the_reasons_of_an_offer_are_named(name: str) -> None:
+    [offer] = Fleet(POLICIES[name], [Room(KIND, (EMPTY,))]).offers(asking(10, 10))
+    assert all(reason and isinstance(value, float) for reason, value in offer.reasons.items())

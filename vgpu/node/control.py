@@ -28,6 +28,7 @@ from vgpu.node.routing import candidates, find_gpu, serving
 from vgpu.node.servers import ServerProcess
 from vgpu.node.survey import SILENT, StatusCollector
 from vgpu.paths import NodePaths
+from vgpu.placement.box import scarcer
 from vgpu.protocol.handlers import Handlers
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
@@ -161,7 +162,7 @@ class NodeControl:
     # --- changes
 
     async def _create(self, request: Create, client: Client) -> VgpuStatus:
-        """Create it on the first GPU that takes it. If none does, raise the refusal of the first, which has most room.
+        """Create it on the first GPU that takes it. If none does, raise the refusal of the one with most room.
         Admissions run one after the other, so that no name is given twice. What follows runs in parallel."""
         group = request.spec.share_group
         # Before the lock: while the name service is slow, others make vGPUs.
@@ -208,9 +209,11 @@ class NodeControl:
                 raise
             else:
                 return creation
-        first = refusals[0]
-        where = f"GPU {gpus[0]}" if len(gpus) == 1 else f"none of {len(gpus)} GPUs; GPU {gpus[0]}, the emptiest"
-        raise VgpuError(first.code, f"{where}: {first.message}", first.hint)
+        room = {gpu.index: scarcer(gpu) for gpu in snapshot.gpus}
+        emptiest = max(gpus, key=lambda index: room.get(index, 0.0))
+        refusal = refusals[gpus.index(emptiest)]
+        where = f"GPU {emptiest}" if len(gpus) == 1 else f"none of {len(gpus)} GPUs; GPU {emptiest}, the emptiest"
+        raise VgpuError(refusal.code, f"{where}: {refusal.message}", refusal.hint)
 
     async def _confirm(self, request: Confirm, client: Client) -> Confirmed:
         request_id, uid = request.request_id, client.uid

@@ -27,9 +27,9 @@ What does not fit is refused with the reason:
 '60 % of a GPU asked for; the emptiest of 1 has 50 %'
 """
 
-from vgpu.placement.fleet import Fleet, Placement
+from vgpu.placement.fleet import Fleet, Offer, Placement
 from vgpu.placement.mix import Mix
 from vgpu.placement.policies import POLICIES, Policy
 from vgpu.placement.state import Gpu, Kind, Request, Room
 
-__all__ = ["POLICIES", "Fleet", "Gpu", "Kind", "Mix", "Placement", "Policy", "Request", "Room"]
+__all__ = ["POLICIES", "Fleet", "Gpu", "Kind", "Mix", "Offer", "Placement", "Policy", "Request", "Room"]

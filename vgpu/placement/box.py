@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from vgpu.placement.mix import Mix
 from vgpu.placement.policies import POLICIES
-from vgpu.placement.state import Gpu, Kind, Option, Request, Room
+from vgpu.placement.state import Gpu, Kind, Request, Room
 from vgpu.protocol.messages import GpuStatus, VgpuStatus
-from vgpu.share import CARD_MPERCENT, PPM, Mode
+from vgpu.share import PPM
 from vgpu.spec import VgpuSpec
 
 
@@ -27,48 +27,43 @@ class Rank:
 
 def ranked(policy: str, gpus: Sequence[GpuStatus], vgpus: Sequence[VgpuStatus], spec: VgpuSpec) -> list[Rank]:
     """The GPUs by the policy, best first; of equal ones the lower index, and last those that have no room by these
-    figures, most room first. The mix of ``fit`` is what the vGPUs here were promised, and ``spec``."""
+    figures, most room first. The mix of ``fit`` is what the vGPUs here were promised, and ``spec``.
+
+    In spatial mode a vGPU counts by its area, SMs × time. The GPU Server finds out whether its SMs can be packed.
+    """
+    rule = POLICIES[policy]
     found = []
     for gpu in gpus:
-        kind = Kind(gpu.name, gpu.total_memory_bytes, Mode(gpu.mode))
-        here = [promised(vgpu, gpu) for vgpu in vgpus if vgpu.gpu_index == gpu.index]
-        everywhere = [promised(vgpu, gpu) for vgpu in vgpus]
         asked = request(spec, gpu)
-        room = Room(kind, (left(gpu, here),))
-        option: Option | None = next(room.options(asked), None)
-        reasons = {} if option is None else POLICIES[policy].parts(option, Mix([*everywhere, asked]))
-        found.append((bool(reasons), Rank(gpu, reasons), room.gpus[0]))
-    found.sort(key=lambda one: (not one[0], -one[1].value, -_scarcer(one[2], one[1].gpu), one[1].gpu.index))
-    return [rank for _, rank, _ in found]
+        room = Room(Kind(gpu.name, gpu.total_memory_bytes), (left(gpu),))
+        option = next(room.options(asked, rule.allows), None)
+        mix = Mix([*(promised(vgpu, gpu) for vgpu in vgpus), asked] if rule.uses_mix else ())
+        found.append(Rank(gpu, {} if option is None else rule.parts(option, mix)))
+    found.sort(key=lambda rank: (not rank.reasons, -rank.value, -scarcer(rank.gpu), rank.gpu.index))
+    return found
 
 
-def _scarcer(gpu: Gpu, status: GpuStatus) -> float:
-    """The scarcer of time and memory that the GPU has left, 0–1."""
-    return min(gpu.time_ppm / PPM, gpu.memory_bytes / (status.total_memory_bytes or 1))
+def scarcer(gpu: GpuStatus) -> float:
+    """What is left of the scarcer of its time and its memory, 0–1."""
+    room = left(gpu)
+    return min(room.time_ppm / PPM, room.memory_bytes / (gpu.total_memory_bytes or 1))
 
 
 def request(spec: VgpuSpec, gpu: GpuStatus) -> Request:
-    """What the specification asks of a GPU like this one."""
-    compute, quota = spec.compute_ratio, spec.quota_request_ratio
-    memory = spec.memory_on(gpu.total_memory_bytes)
-    if Mode(gpu.mode) is Mode.TEMPORAL:
-        return Request(int(compute * quota * PPM), memory)
-    return Request(int(quota * PPM), memory, sm_mpercent=int(compute * CARD_MPERCENT))
+    """What the specification asks of a GPU like this one. Overcommitted time, and memory that is swapped or managed,
+    need no room of their own."""
+    time = 0 if spec.overcommit else round(spec.compute_ratio * spec.quota_request_ratio * PPM)
+    memory = spec.memory_on(gpu.total_memory_bytes) if spec.oversubscribe is None else 0
+    return Request(time, memory)
 
 
 def promised(vgpu: VgpuStatus, gpu: GpuStatus) -> Request:
     """What the vGPU was promised, as a request for a GPU like this one."""
-    time = int(vgpu.guarantee_ratio * PPM)
-    width = int(vgpu.sm_percent_granted * CARD_MPERCENT / 100)
-    if Mode(gpu.mode) is Mode.TEMPORAL:
-        return Request(time * width // CARD_MPERCENT, vgpu.memory_limit_bytes)
-    return Request(time, vgpu.memory_limit_bytes, sm_mpercent=width)
+    area = round(vgpu.guarantee_ratio * vgpu.sm_percent_granted / 100 * PPM)
+    return Request(area, vgpu.spec.memory_on(gpu.total_memory_bytes))
 
 
-def left(gpu: GpuStatus, here: Sequence[Request]) -> Gpu:
-    """What the GPU has left beside the vGPUs on it."""
-    memory = max(0, gpu.total_memory_bytes - gpu.guaranteed_memory_bytes)
-    if Mode(gpu.mode) is Mode.TEMPORAL:
-        return Gpu(max(0, round((1 - gpu.guaranteed_ratio) * PPM)), memory)
-    time = PPM - sum(one.time_ppm * one.sm_mpercent // CARD_MPERCENT for one in here)
-    return Gpu(max(0, time), memory, tuple(sorted((one.sm_mpercent, one.time_ppm) for one in here)))
+def left(gpu: GpuStatus) -> Gpu:
+    """What the GPU has left to promise."""
+    time = round((1 - gpu.guaranteed_ratio) * PPM)
+    return Gpu(max(0, time), max(0, gpu.total_memory_bytes - gpu.guaranteed_memory_bytes))

@@ -22,7 +22,8 @@ MOST_SIZES: Final = 400
 MOST_KEPT: Final = 200_000
 
 Sizes = list[tuple[int, int, list[float]]]
-"""(time, memory, by number of GPUs the probability that a request of this size asks for at most so many)."""
+"""Of each size: area, memory, and a list. Its item N is the probability that a request has this size, and asks for at
+most N GPUs."""
 
 
 class Mix:
@@ -32,7 +33,7 @@ class Mix:
         counted = Counter(asked).most_common(MOST_SIZES)
         total = sum(count for _, count in counted)
         self.sizes = [(request, count / total) for request, count in counted]
-        time = sum(part * size.time_ppm * size.gpus for size, part in self.sizes) / PPM
+        time = sum(part * size.area_ppm * size.gpus for size, part in self.sizes) / PPM
         memory = sum(part * size.memory_bytes * size.gpus for size, part in self.sizes)
         cores = sum(part * size.cores for size, part in self.sizes)
         self.bytes_per_gpu = memory / time if time else 0.0
@@ -92,7 +93,7 @@ class Mix:
         most = max((size.gpus for size, _ in self.sizes), default=0)
         for size, part in self.sizes:
             if size.gpus and size.cores <= cores and (not size.models or kind.model in size.models):
-                by_size.setdefault((size.time_ppm, size.memory_bytes), Counter())[size.gpus] += part  # type: ignore[assignment]
+                by_size.setdefault((size.area_ppm, size.memory_bytes), Counter())[size.gpus] += part  # type: ignore[assignment]
         return [
             (time, memory, [sum(part for gpus, part in parts.items() if gpus <= n) for n in range(most + 1)])
             for (time, memory), parts in sorted(by_size.items())

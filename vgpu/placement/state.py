@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterator
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 from typing import Final, NamedTuple, TypeVar
 
 from vgpu.packing.admission import fits
-from vgpu.share import CARD_MPERCENT, Mode, Share
+from vgpu.packing.fractional import STEPS
+from vgpu.packing.knapsack import Work
+from vgpu.share import CARD_MPERCENT, PPM, Mode, Share
 
 Ordered = TypeVar("Ordered", str, tuple[int, int])
 ANY_CORES: Final = 1 << 60
 """Of a node whose processors are of no concern."""
+_STEP_PPM: Final = PPM // 100
 
 
 class Gpu(NamedTuple):
@@ -28,15 +31,15 @@ class Gpu(NamedTuple):
     """Of its vGPUs that have one, sorted."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Request:
     """What one vGPU asks for, or so many vGPUs on as many GPUs of one node."""
 
     time_ppm: int
-    """Its guarantee. Spatial mode: the time for which it has its SMs."""
+    """The guaranteed time, on its SMs."""
     memory_bytes: int = 0
     sm_mpercent: int = CARD_MPERCENT
-    """Spatial mode: its SMs."""
+    """Its SMs. A GPU in temporal mode gives all SMs for a shorter time instead."""
     gpus: int = 1
     """0: it asks for processors alone."""
     cores: int = 0
@@ -47,15 +50,29 @@ class Request:
     label: str = ""
     """``mutex`` keeps vGPUs of one label apart."""
 
+    @cached_property
+    def area_ppm(self) -> int:
+        """SMs × time of a GPU."""
+        return self.time_ppm * self.sm_mpercent // CARD_MPERCENT
+
+    def rounded_up(self) -> Request:
+        """With its time in whole percent and its memory in 16ths of the next lower power of two, both rounded up."""
+        step = 1 << max(0, self.memory_bytes.bit_length() - 5)
+        time_ppm = min(PPM, -(-self.time_ppm // _STEP_PPM) * _STEP_PPM)
+        return replace(self, time_ppm=time_ppm, memory_bytes=-(-self.memory_bytes // step) * step)
+
 
 @dataclass(frozen=True, eq=False)
 class Kind:
-    """What nodes of one kind have in common. One object stands for each kind: nodes are compared often."""
+    """What nodes of one kind have in common. A fleet keeps one object of each kind, which is faster to compare."""
 
     model: str = ""
     memory_bytes: int = 0
     """Of each GPU."""
     mode: Mode = Mode.TEMPORAL
+
+
+Allows = Callable[[Request, Gpu], bool]
 
 
 class Room(NamedTuple):
@@ -71,9 +88,9 @@ class Room(NamedTuple):
         """Whether the request fits the node."""
         return next(self.options(asked), None) is not None
 
-    def options(self, asked: Request) -> Iterator[Option]:
-        """The different ways to place the request: on each GPU that has room; several of them on the fullest, or on the
-        emptiest. GPUs that are equal make one option."""
+    def options(self, asked: Request, allows: Allows | None = None) -> Iterator[Option]:
+        """The different ways to place the request: on each GPU that has room and that ``allows`` it; several of them on
+        the fullest, or on the emptiest. GPUs that are equal make one option."""
         if asked.cores > self.cores or asked.host_bytes > self.host_bytes:
             return
         if asked.models and self.kind.model not in asked.models:
@@ -82,6 +99,8 @@ class Room(NamedTuple):
             yield Option(self, asked, ())
             return
         able = [gpu for gpu in self.gpus if _has_room(self.kind, gpu, asked)]
+        if allows is not None:
+            able = [gpu for gpu in able if allows(asked, gpu)]
         if asked.gpus == 1:
             previous = None
             for gpu in able:
@@ -118,35 +137,29 @@ class Option:
 
 
 def _has_room(kind: Kind, gpu: Gpu, asked: Request) -> bool:
-    if gpu.memory_bytes < asked.memory_bytes:
+    if gpu.memory_bytes < asked.memory_bytes or gpu.time_ppm < asked.area_ppm:
         return False
-    if kind.mode is Mode.TEMPORAL:
-        return gpu.time_ppm >= asked.time_ppm
-    return _packs(_with(gpu.shares, (asked.sm_mpercent, asked.time_ppm)))
+    return kind.mode is Mode.TEMPORAL or _packs(_with(gpu.shares, (asked.sm_mpercent, asked.time_ppm)))
 
 
 @lru_cache(4096)
 def _packs(shares: tuple[tuple[int, int], ...]) -> bool:
-    """Whether these vGPUs fit the SMs and the time of one GPU."""
-    return fits(Mode.SPATIAL, [Share(time, sm_mpercent=width) for width, time in shares])
+    """Whether these vGPUs fit the SMs and the time of one GPU, as far as bounded work shows."""
+    return fits(Mode.SPATIAL, [Share(time, sm_mpercent=width) for width, time in shares], Work(STEPS))
 
 
 def taken(kind: Kind, gpu: Gpu, asked: Request) -> Gpu:
     """The GPU with one more vGPU."""
     shares = _with(gpu.shares, (asked.sm_mpercent, asked.time_ppm)) if kind.mode is Mode.SPATIAL else ()
     labels = _with(gpu.labels, asked.label) if asked.label else gpu.labels
-    return Gpu(gpu.time_ppm - _area_ppm(kind, asked), gpu.memory_bytes - asked.memory_bytes, shares, labels)
+    return Gpu(gpu.time_ppm - asked.area_ppm, gpu.memory_bytes - asked.memory_bytes, shares, labels)
 
 
 def given_back(kind: Kind, gpu: Gpu, asked: Request) -> Gpu:
-    """The GPU without that vGPU. ``ValueError``: it has none of that size or label."""
+    """The GPU without that vGPU."""
     shares = _without(gpu.shares, (asked.sm_mpercent, asked.time_ppm)) if kind.mode is Mode.SPATIAL else ()
     labels = _without(gpu.labels, asked.label) if asked.label else gpu.labels
-    return Gpu(gpu.time_ppm + _area_ppm(kind, asked), gpu.memory_bytes + asked.memory_bytes, shares, labels)
-
-
-def _area_ppm(kind: Kind, asked: Request) -> int:
-    return asked.time_ppm if kind.mode is Mode.TEMPORAL else asked.time_ppm * asked.sm_mpercent // CARD_MPERCENT
+    return Gpu(gpu.time_ppm + asked.area_ppm, gpu.memory_bytes + asked.memory_bytes, shares, labels)
 
 
 def _with(several: tuple[Ordered, ...], one: Ordered) -> tuple[Ordered, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 from vgpu.placement.mix import Mix
-from vgpu.placement.state import Option
+from vgpu.placement.state import Gpu, Option, Request
 
 
 class Policy(Protocol):
@@ -17,8 +17,17 @@ class Policy(Protocol):
     uses_mix: ClassVar[bool]
     """Whether the rank depends on what was asked for lately."""
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
-        """None: the policy refuses this placement."""
+    def allows(self, asked: Request, gpu: Gpu) -> bool:
+        """Whether the request may have this GPU, if it has room."""
+
+    def rank(self, option: Option, mix: Mix) -> float: ...
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
-        """The reasons and what each adds to the rank, in GPUs; ``{}`` where the policy refuses."""
+        """The reasons and what each adds to the rank, in GPUs."""
+
+
+class AllowsAll:
+    """A policy that ranks, and refuses nothing."""
+
+    def allows(self, asked: Request, gpu: Gpu) -> bool:
+        return True

@@ -9,24 +9,25 @@ from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from vgpu.placement.mix import Mix
+from vgpu.placement.policies.base import AllowsAll
 from vgpu.placement.state import Option
 from vgpu.share import PPM
 
 IMBALANCE: Final = 3.0
-"""A GPU whose time and memory end together serves all sizes to its end."""
+"""What is left of time without memory, or of memory without time, counts so much more than room."""
 ROOM: Final = 0.03
 """Of placements that strand the same, the fullest node: it leaves empty ones for large requests."""
 
 REASONS: Final = ("growth of what cannot be used", "imbalance of time and memory", "room left on its node")
 
 
-class Fit:
+class Fit(AllowsAll):
     """The growth of stranding, the imbalance left on its GPUs, and the room left on its node."""
 
     name: ClassVar = "fit"
     uses_mix: ClassVar = True
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
+    def rank(self, option: Option, mix: Mix) -> float:
         return sum(self._parts(option, mix))
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:

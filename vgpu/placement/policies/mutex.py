@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import ClassVar
 
-from vgpu.placement.mix import Mix
 from vgpu.placement.policies.spread import Spread
-from vgpu.placement.state import Option
+from vgpu.placement.state import Gpu, Request
 
 
 class Mutex(Spread):
@@ -15,10 +13,5 @@ class Mutex(Spread):
 
     name: ClassVar = "mutex"
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
-        return sum(parts.values()) if (parts := self.parts(option, mix)) else None
-
-    def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
-        if option.asked.label and any(option.asked.label in gpu.labels for gpu in option.used):
-            return {}
-        return super().parts(option, mix)
+    def allows(self, asked: Request, gpu: Gpu) -> bool:
+        return not asked.label or asked.label not in gpu.labels

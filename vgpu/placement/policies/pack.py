@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from vgpu.placement.mix import Mix
+from vgpu.placement.policies.base import AllowsAll
 from vgpu.placement.state import Option
 from vgpu.share import PPM
 
 
-class Pack:
+class Pack(AllowsAll):
     """Best fit: what the GPUs have left; of equal ones the fuller node."""
 
     name: ClassVar = "pack"
     uses_mix: ClassVar = False
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
+    def rank(self, option: Option, mix: Mix) -> float:
         return sum(self.parts(option, mix).values())
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:

@@ -6,17 +6,18 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from vgpu.placement.mix import Mix
+from vgpu.placement.policies.base import AllowsAll
 from vgpu.placement.state import Option
 from vgpu.share import PPM
 
 
-class Spread:
+class Spread(AllowsAll):
     """The scarcer of time and memory first, then their sum."""
 
     name: ClassVar = "spread"
     uses_mix: ClassVar = False
 
-    def rank(self, option: Option, mix: Mix) -> float | None:
+    def rank(self, option: Option, mix: Mix) -> float:
         return sum(self.parts(option, mix).values())
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
