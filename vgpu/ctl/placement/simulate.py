@@ -31,7 +31,7 @@ def simulate(
     seed: Annotated[int, typer.Option(metavar="N", help="The same number draws the same requests.")] = 1,
     form: OutputOption = Output.TABLE,
 ) -> None:
-    """Fill GPUs with vGPUs, and compare what each placement policy leaves unused."""
+    """Compare what placement policies leave unused."""
     from vgpu.placement.policies import POLICIES
     from vgpu.placement.simulate import drawn, fill, offered
     from vgpu.units import parse_bytes
