@@ -203,8 +203,8 @@ def test_ls_removes_the_vgpu_of_a_container_whose_keeper_died(place: Place) -> N
     ids=" ".join,
 )
 def test_a_device_brings_the_vgpu(devices: Place, options: tuple[str, ...]) -> None:
-    vgpu = devices.create(name="train")
-    for device in (vgpu.vgpu_id, "train"):
+    vgpu = devices.create(name="engines")
+    for device in (vgpu.vgpu_id, "engines"):
         answer = devices.run("--device", f"vgpu.dev/vgpu={device}", *options, command=("/probe", "1024", "8192"))
         assert answer == "init 0 context 0 devices 1 total 8192 allocated 0 allocated 2"
 
