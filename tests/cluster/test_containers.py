@@ -187,6 +187,21 @@ def test_the_devices_of_lost_vgpus_go_with_the_next_start(node: SimulatedNode, t
     others.unlink()
 
 
+def test_a_name_that_two_users_give_stays_the_first_devices(tmp_path: Path) -> None:
+    """An engine would refuse both."""
+
+    def names(vgpu_id: str) -> list[str]:
+        cdi.write(tmp_path, vgpu_id, "train", [container.Mount("/x", "/y")])
+        return [device["name"] for device in json.loads(cdi.file_of(tmp_path, vgpu_id).read_text())["devices"]]
+
+    (tmp_path / "vgpu.dev-vgpu_broken.json").write_text("{")
+    assert names("vgpu-1") == ["vgpu-1", "train"]
+    assert names("vgpu-2") == ["vgpu-2"]
+    assert names("vgpu-1") == ["vgpu-1", "train"]
+    cdi.remove(tmp_path, "vgpu-1")
+    assert names("vgpu-2") == ["vgpu-2", "train"]
+
+
 def test_the_hook_is_no_file_below_run(node: SimulatedNode) -> None:
     """Many systems mount /run noexec, and the mount of a container would inherit that."""
     for volume in volumes(node, made(node)):

@@ -34,10 +34,25 @@ def spec_of(vgpu_id: str, name: str | None, mounts: Iterable[Mount]) -> Mapping[
 
 
 def write(folder: Path, vgpu_id: str, name: str | None, mounts: Iterable[Mount]) -> None:
-    """Write the vGPU's device, whole or not at all. ``OSError``."""
+    """Write the vGPU's device, whole or not at all. An engine refuses a name that two devices have, and two users may
+    give the same: the first device keeps it, and the other has its id alone. ``OSError``."""
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-    text = json.dumps(spec_of(vgpu_id, name, mounts), indent=2) + "\n"
-    put(file_of(folder, vgpu_id), text.encode(), 0o644)
+    file = file_of(folder, vgpu_id)
+    free = None if name is None or any(name in _names(one) for one in _files(folder) if one != file) else name
+    text = json.dumps(spec_of(vgpu_id, free, mounts), indent=2) + "\n"
+    put(file, text.encode(), 0o644)
+
+
+def _files(folder: Path) -> Iterable[Path]:
+    return folder.glob("vgpu.dev-vgpu_*.json")
+
+
+def _names(file: Path) -> list[str]:
+    """The names of a file's devices; none of a file that cannot be read."""
+    try:
+        return [str(device["name"]) for device in json.loads(file.read_bytes())["devices"]]
+    except (OSError, ValueError, LookupError, TypeError):
+        return []
 
 
 def remove(folder: Path, vgpu_id: str) -> None:
@@ -49,7 +64,7 @@ def sweep(folder: Path) -> list[str]:
     engine would refuse the name of each of them for a new vGPU. Returns the names of the removed files. A file that is
     not ours is left alone."""
     removed = []
-    for file in folder.glob("vgpu.dev-vgpu_*.json"):
+    for file in _files(folder):
         try:
             first = json.loads(file.read_bytes())["devices"][0]["containerEdits"]["mounts"][0]["hostPath"]
         except (OSError, ValueError, LookupError, TypeError):
