@@ -184,9 +184,9 @@ class Vgpu:
     refusal: VgpuError | None = None
     # --- how it came, and until when it stays
     origin: Origin = KEPT
+    """The request for which it was made, and until when it stays."""
     awaited_pods: tuple[str, ...] = ()
     """Their processes wait at the broker, and the claim does not name them."""
-    """The request for which it was made, and until when it stays."""
     holders: set[object] = field(default_factory=set)
     """Links on which it was asked for."""
     made: trio.Event = field(default_factory=set_event)

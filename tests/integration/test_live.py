@@ -78,7 +78,7 @@ def settings_hold(node: SimulatedNode, first: str, second: str, patience_s: floa
     change(node, first, sm_percent=40, quota_limit_percent=50)  # half of the time of 40 %
     comes_to(node, {first: 0.2, second: 0.6}, patience_s)
     change(node, first, burst=True)
-    comes_to(node, {first: 0.4, second: 0.6}, patience_s)  # the rest, but nothing that is somebody else's
+    comes_to(node, {first: 0.4, second: 0.6}, patience_s)  # the burst takes what the second vGPU leaves
     change(node, first, burst=False, quota_limit_percent=100)
     change(node, second, sm_percent=20)
     comes_to(node, {first: 0.4, second: 0.2}, patience_s)

@@ -40,6 +40,7 @@ def prefix(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Installation:
     def __init__(self, prefix: Path, folder: Path) -> None:
         self.prefix = prefix
+        self.folder = folder
         self.environment = interpreter.environment(os.environ) | {
             "VGPU_RUNTIME_DIR": str(folder / "run"),
             "VGPU_STATE_DIR": str(folder / "state"),
@@ -48,7 +49,9 @@ class Installation:
 
     def run(self, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
         command = [str(self.prefix / "bin" / "vgpuctl"), *arguments]
-        done = subprocess.run(command, env=self.environment, capture_output=True, text=True, check=False, timeout=120)
+        done = subprocess.run(
+            command, env=self.environment, cwd=self.folder, capture_output=True, text=True, check=False, timeout=120
+        )
         assert done.returncode == code, (arguments, done.stdout, done.stderr)
         return done
 

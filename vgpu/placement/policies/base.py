@@ -20,7 +20,8 @@ class Policy(Protocol):
     def allows(self, asked: Request, gpu: Gpu) -> bool:
         """Whether the request may have this GPU, if it has room."""
 
-    def rank(self, option: Option, mix: Mix) -> float: ...
+    def rank(self, option: Option, mix: Mix) -> float:
+        """The sum of ``parts``."""
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
         """The reasons and what each adds to the rank, in GPUs."""
