@@ -3,7 +3,6 @@ status of pods. A GPU Server that is down harms no program; new programs wait fo
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
@@ -13,6 +12,7 @@ from vgpu.errors import VgpuError
 from vgpu.integrations.kubernetes import wire
 from vgpu.integrations.kubernetes.dra import Object
 from vgpu.integrations.kubernetes.profiles import Profile
+from vgpu.integrations.kubernetes.watched import Watched
 
 REPEAT_S: Final = 10.0
 """The kubelet takes a device for unknown once it has read nothing of it for 30 s."""
@@ -45,9 +45,8 @@ class Health:
         self._pool = pool
         self._node = node
         self._profiles = profiles
-        self._changed = threading.Condition()
-        self._found: Mapping[str, tuple[str, str]] = {}
-        self._ended = False
+        self._found: Watched[Mapping[str, tuple[str, str]]] = Watched({})
+        self.close = self._found.close
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
@@ -57,32 +56,14 @@ class Health:
         """``VgpuError``: the node does not answer, and what its GPUs do is unknown."""
         try:
             with self._node.open_link() as link:
-                self._note(health_of(link.ask("gpus")["gpus"], self._profiles))
+                self._found.set(health_of(link.ask("gpus")["gpus"], self._profiles))
         except VgpuError:
-            self._note(dict.fromkeys(self._found, (UNKNOWN, "the node of vGPUs does not answer")))
+            self._found.set(dict.fromkeys(self._found.now, (UNKNOWN, "the node of vGPUs does not answer")))
             raise
-
-    def _note(self, found: Mapping[str, tuple[str, str]]) -> None:
-        with self._changed:
-            if found != self._found:
-                self._found = found
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
 
     def watch(self, _: Any, is_active: Callable[[], bool]) -> Iterator[Any]:
         """All devices at first, after each change, and every ``REPEAT_S``."""
-        said: Mapping[str, tuple[str, str]] = {}
-        while is_active() and not self._ended:
-            with self._changed:
-                if self._found == said:
-                    self._changed.wait(REPEAT_S)
-                said = self._found
-            if said and not self._ended:
-                yield self._response(said)
+        yield from map(self._response, filter(None, self._found.values(is_active, REPEAT_S, repeat=True)))
 
     def _response(self, found: Mapping[str, tuple[str, str]]) -> Any:
         now = int(time.time())

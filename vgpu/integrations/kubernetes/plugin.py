@@ -19,6 +19,7 @@ from vgpu.integrations import cdi
 from vgpu.integrations.kubernetes import dra, resources, wire
 from vgpu.integrations.kubernetes.dra import GRACE_S, Made, Object
 from vgpu.integrations.kubernetes.resources import KIND, Piece, Resource
+from vgpu.integrations.kubernetes.watched import Watched
 from vgpu.loggers import get_logger
 
 log = get_logger(__name__)
@@ -41,9 +42,8 @@ class Plugin:
         self._node = node
         self._held = held
         self._lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._health: dict[str, bool] = {}
-        self._ended = False
+        self._health: Watched[dict[str, bool]] = Watched({})
+        self.close = self._health.close
         self._allocated_s: dict[str, float] = {}
 
     @property
@@ -60,28 +60,12 @@ class Plugin:
         """Read the node, and say what changed. While it does not answer, its devices are what they were: the kubelet
         would otherwise refuse a pod that starts again. ``VgpuError``."""
         gpus, vgpus = self._read()
-        found = resources.health(gpus, vgpus, self.resource)
-        with self._changed:
-            if found != self._health:
-                self._health = found
-                self._changed.notify_all()
-
-    def close(self) -> None:
-        with self._changed:
-            self._ended = True
-            self._changed.notify_all()
+        self._health.set(resources.health(gpus, vgpus, self.resource))
 
     def watch(self, _: Any, is_active: Callable[[], bool]) -> Iterator[Any]:
-        said: dict[str, bool] | None = None
-        while is_active() and not self._ended:
-            with self._changed:
-                if self._health == said:
-                    self._changed.wait(LOOK_S)
-                current = self._health
-            if current != said:
-                said = current
-                words = {True: "Healthy", False: "Unhealthy"}
-                yield _Devices(devices=[{"ID": device, "health": words[fits]} for device, fits in said.items()])
+        words = {True: "Healthy", False: "Unhealthy"}
+        for found in self._health.values(is_active, LOOK_S):
+            yield _Devices(devices=[{"ID": device, "health": words[fits]} for device, fits in found.items()])
 
     def prefer(self, request: Any) -> Any:
         gpus, vgpus = self._read()
@@ -107,7 +91,7 @@ class Plugin:
             )
 
     def _cdi_devices(self, devices: Sequence[str]) -> list[str]:
-        if unknown := [device for device in devices if device not in self._health]:
+        if unknown := [device for device in devices if device not in self._health.now]:
             raise VgpuError(ErrorCode.NOT_FOUND, f"{self.resource.name} has no device {unknown[0]}")
         return [name for piece in self.resource.pieces(devices) for name in self._made(piece)]
 
@@ -170,7 +154,7 @@ class Plugin:
             vgpu
             for vgpu in vgpus
             if (claim := vgpu.get("claim") or {}).get("kind") == KIND
-            and not self._health.keys().isdisjoint(resources.devices_of(claim))
+            and not self._health.now.keys().isdisjoint(resources.devices_of(claim))
         ]
 
     def _read(self) -> tuple[list[Object], list[Object]]:
