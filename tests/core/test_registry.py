@@ -270,8 +270,10 @@ def test_expiry() -> None:
 
 def test_keys_are_used_again_and_run_out() -> None:
     found = registry(card=GpuCapacity(1 << 50, 132))
+    tiny = VgpuSpec.parse(memory_bytes="1G", sm_percent=1, overcommit=True)
     for n in range(256):
-        create(found, f"v{n}", sm_percent=1, overcommit=True)
+        found.create(f"v{n}", tiny, ME, 0)
+    found.check()
     error = refused(ErrorCode.NO_ROOM, found, "one more", sm_percent=1, overcommit=True)
     assert str(error) == "this GPU has 256 vGPUs, its most; remove one: vgpuctl rm ID"
     key = found["v7"].key
