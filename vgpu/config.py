@@ -23,6 +23,7 @@ from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.http.listening import split_address
 from vgpu.integrations.engines import socket_path
 from vgpu.limits import Limits
+from vgpu.quotas.quota import NO_QUOTAS, Quota, Quotas
 from vgpu.retired import CONFIG_KEYS, instead, renewed
 from vgpu.spec import Memory, Name, Percent, PeriodNs, VgpuSpec, WindowNs
 from vgpu.units import parse_bytes, parse_duration_ns
@@ -125,6 +126,7 @@ class Config(_Section):
     dashboard: DashboardConfig = DashboardConfig()
     image: dict[Name, ImageConfig] = Field(default_factory=dict)
     limits: Limits = Limits()
+    quota: Quotas = NO_QUOTAS
 
     def with_options(self, **options: Any) -> Config:
         """This configuration with the options of ``serve``'s command line (None: not given), which count for every GPU.
@@ -249,6 +251,7 @@ def known_keys(*sections: str) -> list[str]:
         "dashboard": DashboardConfig,
         "image": ImageConfig,
     }
+    of_section["quota"] = Quotas if len(sections) == 1 else Quota
     model = of_section.get(sections[0], ListenConfig) if sections else Config
     return [field.alias or name for name, field in model.model_fields.items()]
 

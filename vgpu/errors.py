@@ -16,6 +16,7 @@ class ErrorCode(StrEnum):
     EXISTS = "exists"  # the name is taken
     NOT_YOURS = "not-yours"  # another user's vGPU
     NO_ROOM = "no-room"  # admission: it does not fit any GPU that was allowed
+    QUOTA = "quota"  # more than the quota of the user, the group or the kind of claim allows
     IN_USE = "in-use"  # processes are attached
     FULL = "full"  # a vGPU with all process slots taken
     REMOVED = "removed"  # the vGPU is being removed

@@ -38,6 +38,9 @@ class EventType(StrEnum):
     MPS_LOST = "mps-lost"
     MPS_FAILED = "mps-failed"
     MPS_RESTARTED = "mps-restarted"
+    IDLE = "idle"
+    RECLAIMED = "reclaimed"
+    NOT_RECLAIMED = "not-reclaimed"
 
 
 OF_PROGRAMS = frozenset(

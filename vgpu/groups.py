@@ -1,9 +1,12 @@
-"""Unix groups by name. The name service may ask a directory server, which may take long. So the lookup runs in a
-thread, has a time-out, and never runs while others wait for a lock."""
+"""Unix groups by name, and the names and groups of users. The name service may ask a directory server, which may take
+long. So a lookup runs in a thread, has a time-out, and never runs while others wait for a lock."""
 
 from __future__ import annotations
 
 import grp
+import os
+import pwd
+from contextlib import suppress
 from typing import Final
 
 import trio
@@ -37,3 +40,28 @@ class Groups:
             f"the name service did not find group {cleaned(repr(name))} within {LOOKUP_S:g} s",
             "see: getent group; or leave out --share-group",
         )
+
+    async def user(self, uid: int) -> tuple[str, frozenset[str]]:
+        """The name of user ``uid`` ("" without one) and the names of its groups. ``VgpuError`` (unavailable): the name
+        service does not answer in time."""
+        with trio.move_on_after(LOOKUP_S):
+            return await trio.to_thread.run_sync(_user, uid, abandon_on_cancel=True, limiter=self._room)
+        raise VgpuError(
+            ErrorCode.UNAVAILABLE,
+            f"the name service did not find uid {uid} within {LOOKUP_S:g} s, and a quota needs its groups",
+            f"see: getent passwd {uid}",
+        )
+
+
+def _user(uid: int) -> tuple[str, frozenset[str]]:
+    try:
+        entry = pwd.getpwuid(uid)
+        gids = os.getgrouplist(entry.pw_name, entry.pw_gid)
+    except (KeyError, OSError):
+        return "", frozenset()
+    names = set()
+    for gid in gids:
+        names.add(str(gid))
+        with suppress(KeyError, OSError):
+            names.add(grp.getgrgid(gid).gr_name)
+    return entry.pw_name, frozenset(names)

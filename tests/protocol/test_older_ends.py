@@ -14,7 +14,8 @@ from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 OLDER = 2
-SPEC = VgpuSpec(sm_percent=30, memory_bytes=2 << 30)
+SPEC = VgpuSpec(sm_percent=30, memory_bytes=2 << 30, lease=LeaseChoice.AUTO)
+"""A creation carries what was said, and no defaults."""
 
 
 def arrival(spec: VgpuSpec) -> MigrateIn:

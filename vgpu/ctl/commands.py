@@ -53,11 +53,27 @@ MODULES: Final = {
     "ray-worker": "integrations.ray",
     "kubelet": "integrations.kubelet",
     "simulate": "placement.simulate",
+    "quota": "placement.quota",
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""
 ONE_THREAD: Final = frozenset(
-    {"create", "ls", "inspect", "ps", "set", "rm", "prune", "wait", "exec", "run", "ray-worker", "status", "gpu"}
+    {
+        "create",
+        "ls",
+        "inspect",
+        "ps",
+        "set",
+        "rm",
+        "prune",
+        "wait",
+        "exec",
+        "run",
+        "ray-worker",
+        "status",
+        "gpu",
+        "quota",
+    }
 )
 """Commands that read messages in one thread alone, so that ``vgpu.protocol.building`` may be deferred."""
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from vgpu.config import Loaded
+    from vgpu.quotas.quota import Quota
 
 _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.config/vgpu/config.toml for a user:
 
@@ -43,6 +44,10 @@ _FILE = """The file is $VGPU_CONFIG; else /etc/vgpu/config.toml for root, ~/.con
 
     [limits]
     vgpus_per_user = 64      # on each GPU
+
+    [quota]                  # of each user; also quota.user.ann,
+    sm_total = 100           # quota.group.students, quota.claim.dra
+    idle_limit = "2h"        # then it is removed, after a warning
 
 Options of serve override the file."""
 
@@ -104,6 +109,27 @@ def check(
     return Exit.USAGE
 
 
+@config_app.command("reload")
+def reload(
+    file: Annotated[Path | None, typer.Argument(metavar="FILE", help="Else the one that serve would read.")] = None,
+) -> None:
+    """Give the running node the quotas of the configuration file.
+
+    The vGPUs that there are stay. All other sections take effect with the next serve.
+    """
+    from vgpu.config import load
+    from vgpu.node.link import ControlLink
+    from vgpu.units import counted
+
+    loaded = load(file)
+    with ControlLink() as node:
+        found = node.set_quotas(loaded.config.quota)
+    source = loaded.path or "no file"
+    print(f"{source}: {counted(found.sections, 'section')} of quotas in force")
+    if found.over:
+        say(f"more than the quota allows now, and kept: {', '.join(found.over)}")
+
+
 @config_app.command("example")
 def example() -> None:
     """Print an example file: every key, as a comment."""
@@ -134,6 +160,13 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
         for field_name, field in type(image).model_fields.items():
             key = field.alias or field_name
             yield f"image.{name}.{key}", getattr(image, field_name), loaded.source("image", name, key)
+    quotas = config.quota
+    sections: list[tuple[tuple[str, ...], Quota]] = [((), quotas.everyone)]
+    for kind in ("user", "group", "claim"):
+        sections += [((kind, name), quota) for name, quota in getattr(quotas, kind).items()]
+    for place, quota in sections:
+        for key, value in quota.model_dump(mode="json", by_alias=True, exclude_none=True).items():
+            yield ".".join(("quota", *place, key)), value, loaded.source("quota", *place, key)
     paths = NodePaths.from_environment()
     for key, variable in (("runtime", "VGPU_RUNTIME_DIR"), ("state", "VGPU_STATE_DIR")):
         yield f"{key} directory", str(getattr(paths, key)), f"${variable}" if os.environ.get(variable) else "default"
@@ -158,6 +191,10 @@ def _shown(key: str, value: Any) -> str:
     from vgpu.units import format_bytes, format_duration
 
     last = key.rpartition(".")[2]
+    if key.startswith("quota."):
+        from vgpu.ctl.placement.quota import in_words
+
+        return in_words(last, value)
     if value is None or value == ():
         return _UNSET.get(key) or _UNSET.get(last, "")
     if last in {"period", "window"}:

@@ -31,6 +31,7 @@ FOR_ERROR: Final[dict[ErrorCode, Exit]] = {
     ErrorCode.EXISTS: Exit.REFUSED,
     ErrorCode.NOT_YOURS: Exit.REFUSED,
     ErrorCode.NO_ROOM: Exit.REFUSED,
+    ErrorCode.QUOTA: Exit.REFUSED,
     ErrorCode.IN_USE: Exit.REFUSED,
     ErrorCode.FULL: Exit.REFUSED,
     ErrorCode.MODE: Exit.REFUSED,

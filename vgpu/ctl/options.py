@@ -180,6 +180,8 @@ def _wanted(
 ) -> Wanted:
     from vgpu.spec import VgpuSpec
 
+    if sm is None and fraction is None:
+        sm = _default_share()
     spec = VgpuSpec.parse(
         sm_percent=sm,
         memory_bytes=mem,
@@ -201,6 +203,18 @@ def _wanted(
         group=group,
     )
     return Wanted(spec, gpu)
+
+
+def _default_share() -> str | None:
+    """The share that the node's quota gives where a user does not say; None: there is none, or no node answers."""
+    from vgpu.node.link import ControlLink
+
+    try:
+        with ControlLink() as node:
+            share = node.quota().quota.get("default_sm")
+    except VgpuError:
+        return None
+    return None if share is None else f"{share:g}"
 
 
 def describes_vgpu(command: Callable[Concatenate[Wanted, P], R]) -> Callable[..., R]:

@@ -62,7 +62,7 @@ HOOKS: Final = {
 REFUSED: Final = "exit 1\n"
 """The task prolog of a job without its vGPU: no task begins."""
 CAUSED_BY_JOBS: Final = frozenset(
-    {ErrorCode.INVALID, ErrorCode.NO_ROOM, ErrorCode.EXISTS, ErrorCode.MODE, ErrorCode.FULL}
+    {ErrorCode.INVALID, ErrorCode.NO_ROOM, ErrorCode.QUOTA, ErrorCode.EXISTS, ErrorCode.MODE, ErrorCode.FULL}
 )
 ON_NODES: Final = "CF,R,S,CG,SO,ST,SI,RS"
 """States of jobs that hold nodes; by default squeue leaves out suspended ones."""

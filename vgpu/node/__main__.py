@@ -28,6 +28,7 @@ from vgpu.node.supervisor import Node, check_paths, prepare
 from vgpu.openfiles import raise_limit
 from vgpu.paths import UMASK, NodePaths
 from vgpu.protocol.peer import listener_at
+from vgpu.quotas.quota import NO_QUOTAS, Quotas
 
 log = get_logger(__name__)
 
@@ -57,6 +58,7 @@ def main() -> None:
         help='GPUs that are shared in another way: {"0": {"mode": "spatial", "period_ns": 40000000}}',
     )
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
+    parser.add_argument("--quotas", default="{}", metavar="JSON", help="of users (vgpu/quotas/quota.py)")
     parser.add_argument("--on-demand", type=int, metavar="NS", help="end after this time without a vGPU")
     parser.add_argument("--take", action="store_true", help="end another user's servers of these GPUs")
     arguments = parser.parse_args()
@@ -78,6 +80,7 @@ def main() -> None:
             take=arguments.take,
             idle_ns=arguments.on_demand,
             placement=arguments.placement,
+            quotas=Quotas.from_option(arguments.quotas),
         )
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
@@ -104,6 +107,7 @@ def run(
     take: bool = False,
     idle_ns: int | None = None,
     placement: PlacementName = PlacementName.SPREAD,
+    quotas: Quotas = NO_QUOTAS,
 ) -> None:
     """Serve until a signal stops it. ``others``: GPUs that are shared in another way; ``gpus``: only these indices;
     ``host_memory_bytes``: None means half of the host's; ``idle_ns``: end after so long without a vGPU. ``VgpuError``:
@@ -129,7 +133,14 @@ def run(
             unmanaged=unmanaged,
         )
         node = Node(
-            paths, servers, served, simulated=bool(simulate), limits=limits, idle_ns=idle_ns, placement=placement
+            paths,
+            servers,
+            served,
+            simulated=bool(simulate),
+            limits=limits,
+            idle_ns=idle_ns,
+            placement=placement,
+            quotas=quotas,
         )
         trio.run(node.run)
 

@@ -9,26 +9,23 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
 from typing import Final
-from uuid import uuid4
 
 import trio
 from pydantic import BaseModel
 
 from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.groups import Groups
-from vgpu.identity import Peer, Process
-from vgpu.node.creation import Creation
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder, not_served
 from vgpu.node.readings import only
-from vgpu.node.routing import candidates, find_gpu, serving
+from vgpu.node.routing import find_gpu, serving
 from vgpu.node.servers import ServerProcess
 from vgpu.node.survey import SILENT, StatusCollector
+from vgpu.node.tenancy.admission import Admission, Client
+from vgpu.node.tenancy.quotas import NodeQuotas
+from vgpu.node.tenancy.reclaim import Reclaimer
 from vgpu.paths import NodePaths
-from vgpu.placement.box import scarcer
 from vgpu.protocol.handlers import Handlers
 from vgpu.protocol.hello import Hello
 from vgpu.protocol.messages import (
@@ -41,6 +38,7 @@ from vgpu.protocol.messages import (
     Events,
     Forward,
     GetMetrics,
+    GetQuota,
     GetSnapshot,
     GpuList,
     Gpus,
@@ -53,8 +51,11 @@ from vgpu.protocol.messages import (
     Notice,
     Processes,
     ProcessList,
+    QuotaReading,
+    QuotasSet,
     Resume,
     Set,
+    SetQuotas,
     Snapshot,
     Status,
     Trace,
@@ -70,23 +71,6 @@ OWN: Final = tuple(entry for entry in TABLE if entry.route is Route.NODE and not
 """The requests that the node answers itself, but for streams."""
 
 
-@dataclass(slots=True)
-class Client:
-    """The other end of one link. ``pending``: its creations that it has not confirmed, by request id."""
-
-    peer: Peer
-    pending: dict[str, Creation] = field(default_factory=dict)
-
-    @property
-    def uid(self) -> int:
-        return self.peer.uid
-
-    def close(self) -> None:
-        """The link has ended: the node removes what it has not confirmed."""
-        for creation in self.pending.values():
-            creation.close()
-
-
 class NodeControl:
     """Answers any number of clients at once. ``processes``: the GPU Servers, by the index of the GPU."""
 
@@ -99,17 +83,18 @@ class NodeControl:
         *,
         simulated: bool,
         placement: PlacementName = PlacementName.SPREAD,
+        quotas: NodeQuotas,
     ) -> None:
         self._paths = paths
         self._processes = processes
         self._survey = survey
         self._feed = feed
         self._simulated = simulated
-        self._placement = placement
+        self._quotas = quotas
         self._forwarder = Forwarder(processes, survey)
+        self._admission = Admission(self._forwarder, survey, quotas, placement)
+        self.reclaimer = Reclaimer(survey, self._forwarder, feed, quotas)
         self._started_ns = time.monotonic_ns()
-        self._creating = trio.Lock()
-        self._groups = Groups()
         self._own = Handlers[Client](
             "node",
             OWN,
@@ -124,6 +109,8 @@ class NodeControl:
                 GetSnapshot: self._snapshot,
                 GetMetrics: self._metrics,
                 Events: self._past_events,
+                GetQuota: self._quota,
+                SetQuotas: self._set_quotas,
             },
         )
 
@@ -155,78 +142,20 @@ class NodeControl:
 
     async def _to_vgpu(self, request: AnyRequest, client: Client, entry: Entry) -> BaseModel:
         vgpu = await self._forwarder.find(entry.target(request), client.uid)
-        if isinstance(request, Set) and request.changes.name is not None:
-            await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
+        if isinstance(request, Set):
+            return await self._admission.change(request, vgpu, client.uid)
+        if isinstance(request, Inspect):
+            detail = await self._forwarder.to_vgpu(vgpu, request, client.uid, VgpuDetail)
+            return detail.model_copy(update={"vgpu": self._remarked(detail.vgpu)})
         return await self._forwarder.to_vgpu(vgpu, request, client.uid, entry.answer)
 
     # --- changes
 
     async def _create(self, request: Create, client: Client) -> VgpuStatus:
-        """Create it on the first GPU that takes it. If none does, raise the refusal of the one with most room.
-        Admissions run one after the other, so that no name is given twice. What follows runs in parallel."""
-        group = request.spec.share_group
-        # Before the lock: while the name service is slow, others make vGPUs.
-        share_gid = -1 if group is None else await self._groups.id_of(group)
-        request_id = request.request_id or uuid4().hex
-        owner_uid = _owner_of(request, client.uid)
-        exact = request.model_copy(
-            update={"request_id": request_id, "wait": False, "share_gid": share_gid, "owner_uid": None}
-        )
-        creation: Creation | None = None
-        try:
-            async with self._creating:
-                creation = await self._admit(exact, owner_uid, client.peer.process)
-            reading = await creation.finish()
-        except BaseException:
-            if creation is not None:
-                creation.close()
-            raise
-        if request_id in client.pending:  # asked again on the same link
-            client.pending[request_id].close()
-        client.pending[request_id] = creation
-        return reading
-
-    async def _admit(self, request: Create, owner_uid: int, asker: Process) -> Creation:
-        snapshot = await self._survey.snapshot()
-        gpus = [vgpu.gpu_index for vgpu in snapshot.vgpus if _answers(vgpu, request, owner_uid)]
-        if not gpus:
-            if request.spec.name is not None:
-                await self._refuse_taken_name(request.spec.name, owner_uid)
-            found = candidates(request.gpu, snapshot.gpus, snapshot.vgpus, request.spec, self._placement)
-            gpus = [gpu.index for gpu in found]
-        refusals = []
-        for index in gpus:
-            creation = Creation(await self._forwarder.served(index), request, owner_uid, asker)
-            try:
-                await creation.begin()
-            except VgpuError as error:
-                creation.close()
-                if error.code not in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
-                    raise
-                refusals.append(error)
-            except BaseException:
-                creation.close()
-                raise
-            else:
-                return creation
-        room = {gpu.index: scarcer(gpu) for gpu in snapshot.gpus}
-        emptiest = max(gpus, key=lambda index: room.get(index, 0.0))
-        refusal = refusals[gpus.index(emptiest)]
-        where = f"GPU {emptiest}" if len(gpus) == 1 else f"none of {len(gpus)} GPUs; GPU {emptiest}, the emptiest"
-        raise VgpuError(refusal.code, f"{where}: {refusal.message}", refusal.hint)
+        return await self._admission.create(request, client)
 
     async def _confirm(self, request: Confirm, client: Client) -> Confirmed:
-        request_id, uid = request.request_id, client.uid
-        creation = client.pending.pop(request_id, None)
-        if creation is not None:
-            try:
-                return await creation.confirm()
-            finally:
-                creation.close()
-        for vgpu in (await self._survey.snapshot()).vgpus:  # confirmed before, perhaps, and the answer was lost
-            if _was_made_for(vgpu, request_id, vgpu.owner_uid if uid == 0 else uid):
-                return await self._forwarder.to_gpu(vgpu.gpu_index, request, vgpu.owner_uid, Confirmed)
-        raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
+        return await self._admission.confirm(request, client)
 
     async def _migrate_named(self, request: Migrate, client: Client) -> VgpuStatus:
         return await self._migrate(await self._forwarder.find(request.vgpu, client.uid), request.gpu, client.uid)
@@ -259,17 +188,24 @@ class NodeControl:
             text = f"{vgpu_id} is on GPU {gpu.index} now, and its programs are suspended: {error.message}"
             raise VgpuError(error.code, text, error.hint or f"vgpuctl resume {vgpu_id}") from error
 
-    async def _refuse_taken_name(self, name: str, owner_uid: int, but: str = "") -> None:
-        """Names are unique per owner. Another owner may use the same name."""
-        for vgpu in (await self._survey.snapshot()).vgpus:
-            if vgpu.name == name and vgpu.owner_uid == owner_uid and vgpu.vgpu_id != but:
-                hint = f"choose another --name; vgpuctl rm {name} removes that one"
-                raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
+    async def _set_quotas(self, request: SetQuotas, client: Client) -> QuotasSet:
+        if client.uid not in {0, os.geteuid()}:
+            text = f"only root or the node's own user may change quotas, and you are uid {client.uid}"
+            raise VgpuError(ErrorCode.NOT_YOURS, text, "sudo vgpuctl config reload")
+        self._quotas.quotas = request.quotas
+        return QuotasSet(sections=request.quotas.sections, over=await self._quotas.over(await self._survey.snapshot()))
 
     # --- readings
 
+    async def _quota(self, request: GetQuota, client: Client) -> QuotaReading:
+        uid = client.uid if request.uid is None else request.uid
+        if uid != client.uid and client.uid not in {0, os.geteuid()}:
+            text = f"only root or the node's own user sees another user's quota, and you are uid {client.uid}"
+            raise VgpuError(ErrorCode.NOT_YOURS, text, "vgpuctl quota shows your own")
+        return self._quotas.reading(await self._quotas.allowance(uid), await self._survey.snapshot())
+
     async def _list(self, _: List, __: Client) -> VgpuList:
-        return VgpuList(vgpus=(await self._survey.snapshot()).vgpus)
+        return VgpuList(vgpus=(await self._snapshot_now()).vgpus)
 
     async def _list_processes(self, request: Processes, client: Client) -> ProcessList:
         if request.vgpu:
@@ -295,7 +231,16 @@ class NodeControl:
         )
 
     async def _snapshot(self, _: GetSnapshot, __: Client) -> Snapshot:
-        return await self._survey.snapshot()
+        return await self._snapshot_now()
+
+    async def _snapshot_now(self) -> Snapshot:
+        """The state of all servers, with the node's own remarks."""
+        snapshot = await self._survey.snapshot()
+        return snapshot.model_copy(update={"vgpus": tuple(map(self._remarked, snapshot.vgpus))})
+
+    def _remarked(self, vgpu: VgpuStatus) -> VgpuStatus:
+        warning = self.reclaimer.warning(vgpu.vgpu_id)
+        return vgpu.model_copy(update={"warnings": (*vgpu.warnings, warning)}) if warning else vgpu
 
     async def _metrics(self, _: GetMetrics, client: Client) -> MetricsSnapshot:
         return await self._survey.meter(client.uid)
@@ -316,7 +261,7 @@ class NodeControl:
             due = trio.current_time()
             while True:
                 if watch.snapshots and trio.current_time() >= due:
-                    yield Notice(id=watch.id, snapshot=only(wanted, await self._survey.snapshot()))
+                    yield Notice(id=watch.id, snapshot=only(wanted, await self._snapshot_now()))
                     due = max(due + watch.interval_ns / 1e9, trio.current_time())
                 event = None
                 with trio.move_on_at(due if watch.snapshots else float("inf")):
@@ -341,27 +286,3 @@ class NodeControl:
                 if "ok" in received[0]:
                     checked(received)
                 yield Notice.model_validate(received[0])
-
-
-def _owner_of(request: Create, uid: int) -> int:
-    """Whose vGPU user ``uid`` asks for. ``VgpuError`` (not-yours): only root may name another user, and only at root's
-    node, because the vGPU's socket must belong to that user."""
-    if request.owner_uid is None or request.owner_uid == uid:
-        return uid
-    if uid != 0:
-        text = f"--owner: only root makes vGPUs for other users, and you are uid {uid}"
-        raise VgpuError(ErrorCode.NOT_YOURS, text, "leave out --owner; the vGPU will be yours")
-    if os.geteuid() != 0:
-        text = f"--owner: this node runs as uid {os.geteuid()}, and only root's node serves other users"
-        raise VgpuError(ErrorCode.NOT_YOURS, text, "sudo vgpuctl serve --detach")
-    return request.owner_uid
-
-
-def _answers(vgpu: VgpuStatus, request: Create, uid: int) -> bool:
-    """Whether ``vgpu`` was made for this request, or for the same claim, of this user."""
-    same_claim = request.claim is not None and vgpu.owner_uid == uid and request.claim.is_same(vgpu.claim)
-    return same_claim or _was_made_for(vgpu, request.request_id, uid)
-
-
-def _was_made_for(vgpu: VgpuStatus, request_id: str, uid: int) -> bool:
-    return bool(request_id) and (vgpu.request_id, vgpu.owner_uid) == (request_id, uid)

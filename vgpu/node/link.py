@@ -22,6 +22,7 @@ from vgpu.protocol.messages import (
     EventReading,
     Events,
     GetMetrics,
+    GetQuota,
     GetSnapshot,
     GpuList,
     Gpus,
@@ -36,10 +37,13 @@ from vgpu.protocol.messages import (
     Notice,
     Processes,
     ProcessList,
+    QuotaReading,
+    QuotasSet,
     Remove,
     Resume,
     Set,
     SetGpu,
+    SetQuotas,
     Snapshot,
     Status,
     Suspend,
@@ -52,6 +56,7 @@ from vgpu.protocol.messages import (
 from vgpu.protocol.requests import ENTRY_OF
 from vgpu.protocol.trace import TraceChunk
 from vgpu.protocol.versions import PROTOCOL_VERSION, REQUEST_IDS_SINCE
+from vgpu.quotas.quota import Quotas
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
 
 __all__ = ["PATIENT_S", "ControlLink", "client_socket"]
@@ -168,6 +173,13 @@ class ControlLink(BlockingLink):
         """What has happened, oldest first."""
         request = Events(vgpu=vgpu, since_unix_s=since_unix_s, most=most, kinds=kinds)
         return self._ask(request, EventList).events
+
+    def quota(self, uid: int | None = None) -> QuotaReading:
+        """What user ``uid`` (None: this one) may have, and has."""
+        return self._ask(GetQuota(uid=uid), QuotaReading)
+
+    def set_quotas(self, quotas: Quotas) -> QuotasSet:
+        return self._ask(SetQuotas(quotas=quotas), QuotasSet)
 
     def watch(
         self,

@@ -39,10 +39,12 @@ def node_command(
     take: bool = False,
     unmanaged: str = "report",
     placement: str = "spread",
+    quotas: str = "{}",
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: only these indices;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
-    another way; ``limits``: of one user, as ``Limits.as_option`` writes them."""
+    another way; ``limits``: of one user, as ``Limits.as_option`` writes them; ``quotas``: as
+    ``Quotas.as_option`` writes them."""
     command = interpreter.command("vgpu.node", "--mode", mode)
     command += [] if unmanaged == "report" else ["--unmanaged", unmanaged]
     command += [] if placement == "spread" else ["--placement", placement]
@@ -52,6 +54,7 @@ def node_command(
     command += ["--take"] if take else []
     for index in gpus:
         command += ["--gpu", str(index)]
+    command += ["--quotas", quotas] if quotas != "{}" else []
     command += ["--limits", limits] if limits != "{}" else []
     return command + (["--others", json.dumps(others)] if others else [])
 
@@ -79,6 +82,7 @@ def configured_command(config: Config, *, take: bool = False) -> list[str]:
         take=take,
         unmanaged=serve.unmanaged,
         placement=serve.placement,
+        quotas=config.quota.as_option(),
     )
 
 

@@ -23,7 +23,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger
-from vgpu.node.control import Client, NodeControl
+from vgpu.node.control import NodeControl
 from vgpu.node.events import EventFile, EventLog, History, server_restarted
 from vgpu.node.feed import EventFeed
 from vgpu.node.logfiles import keep_small
@@ -31,6 +31,8 @@ from vgpu.node.servers import ServerProcess, Servers
 from vgpu.node.service import tell_service_manager
 from vgpu.node.sources import Places, Source, read_owners
 from vgpu.node.survey import StatusCollector
+from vgpu.node.tenancy.admission import Client
+from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.openfiles import is_kept
 from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths, unusable
@@ -53,6 +55,7 @@ from vgpu.protocol.peer import peer_of
 from vgpu.protocol.requests import READING_S
 from vgpu.protocol.service import ask, serve, welcome
 from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, check_length, listen, serve_links, until_replaced
+from vgpu.quotas.quota import NO_QUOTAS, Quotas
 from vgpu.spec import explain
 from vgpu.trust import replaceable_part
 
@@ -76,6 +79,7 @@ class Node:
         limits: Limits = DEFAULT_LIMITS,
         idle_ns: int | None = None,
         placement: PlacementName = PlacementName.SPREAD,
+        quotas: Quotas = NO_QUOTAS,
     ) -> None:
         self._paths = paths
         self._idle_s = None if idle_ns is None else idle_ns / 1e9
@@ -94,8 +98,15 @@ class Node:
         }
         self._survey = StatusCollector(self._processes, simulated=simulated)
         self._feed = EventFeed(self._events)
+        self._quotas = NodeQuotas(quotas, lambda: self._places.owners)
         self._control = NodeControl(
-            paths, self._processes, self._survey, self._feed, simulated=simulated, placement=placement
+            paths,
+            self._processes,
+            self._survey,
+            self._feed,
+            simulated=simulated,
+            placement=placement,
+            quotas=self._quotas,
         )
 
     async def run(self) -> None:
@@ -110,6 +121,7 @@ class Node:
             nursery.start_soon(self._events.write)
             nursery.start_soon(self._know_owners)
             nursery.start_soon(self._survey.run)
+            nursery.start_soon(self._control.reclaimer.run)
             nursery.start_soon(keep_small, [self._paths.node_log, *(p.log_path for p in self._processes.values())])
             for process in self._processes.values():
                 nursery.start_soon(self._servers.keep, process, partial(self._receive_events, process), self._ended)

@@ -27,6 +27,7 @@ from vgpu.protocol.messages import (
     Processes,
     ProcessList,
     Snapshot,
+    VgpuStatus,
 )
 from vgpu.protocol.service import AnyModel, ask
 from vgpu.spec import explain
@@ -74,6 +75,13 @@ class StatusCollector:
             found = merge_snapshots(await self._of_each(self._snapshot_of), time.time())
         self._known = ids_of(found)
         return found
+
+    def note(self, vgpu: VgpuStatus) -> None:
+        """A server has admitted or changed this vGPU. So the server's last report has it, whatever happens next."""
+        process = self._processes[vgpu.gpu_index]
+        if process.last is not None:
+            others = tuple(one for one in process.last.vgpus if one.vgpu_id != vgpu.vgpu_id)
+            process.last = process.last.model_copy(update={"vgpus": (*others, vgpu)})
 
     async def meter(self, uid: int) -> MetricsSnapshot:
         """The meters of all servers. Of a server that does not answer, it has only the last snapshot."""

@@ -33,6 +33,7 @@ from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
 from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, PODS_SINCE, REQUEST_IDS_SINCE
+from vgpu.quotas.quota import Quotas
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
@@ -93,6 +94,8 @@ class Create(Request):
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
+        # The node has defaults for some users: it has to know what was not said.
+        fields["spec"] = {name: value for name, value in fields["spec"].items() if name in self.spec.model_fields_set}
         absent = {"share_gid": -1, "owner_uid": None, "claim": None, "attach": "owner"}
         if self.claim is not None and self.claim.pods is None:
             fields["claim"].pop("pods")
@@ -271,6 +274,21 @@ class Watch(Request):
     vgpus: tuple[str, ...] = ()
 
 
+class GetQuota(Request):
+    """What a user may have, and has → ``QuotaReading``. ``uid`` None: the asker. Only root may name another user."""
+
+    op: Literal["quota"] = "quota"
+    uid: int | None = Field(default=None, ge=0, lt=1 << 32)
+
+
+class SetQuotas(Request):
+    """Replace all quotas of the node by those of a configuration file → ``QuotasSet``. Only root or the node's own user
+    may."""
+
+    op: Literal["set-quotas"] = "set-quotas"
+    quotas: Quotas
+
+
 class Trace(Request):
     """Record one GPU for ``duration_ns`` (0.1 s to 5 minutes) → ``Notice`` messages with a ``TraceChunk`` each, the
     last one ``done``; then the link ends. ``work`` False: only leases and waits, which need no message to a hook."""
@@ -323,6 +341,8 @@ AnyRequest = Annotated[
     | GetSnapshot
     | GetMetrics
     | Events
+    | GetQuota
+    | SetQuotas
     | Watch
     | Trace,
     Field(discriminator="op"),
@@ -489,6 +509,31 @@ class MigrateOutcome(Reading):
 
 class Arrival(Reading):
     """A GPU Server has taken a vGPU, or (of a trial) would."""
+
+
+class QuotaHeld(Reading):
+    """What a user's vGPUs take of the quota: promised percent of one GPU, memory, and their number."""
+
+    sm_percent: float
+    memory_bytes: int
+    vgpus: int
+
+
+class QuotaReading(Reading):
+    """``quota``: by key of the configuration file, in plain units. ``sections``: by key, the section that has it."""
+
+    uid: int
+    user: Line = ""
+    quota: Fields = Field(default_factory=dict)
+    sections: dict[str, Line] = Field(default_factory=dict)
+    held: QuotaHeld
+
+
+class QuotasSet(Reading):
+    """``over``: the vGPUs that are more than their user may have now. They stay."""
+
+    sections: int
+    over: tuple[str, ...] = ()
 
 
 class VgpuList(Reading):

@@ -27,6 +27,7 @@ from vgpu.protocol.messages import (
     EventList,
     EventReading,
     Events,
+    GetQuota,
     GetSnapshot,
     GpuList,
     Gpus,
@@ -39,6 +40,7 @@ from vgpu.protocol.messages import (
     Processes,
     ProcessList,
     ProcessReading,
+    QuotaReading,
     Remove,
     Resume,
     Set,
@@ -70,6 +72,7 @@ STATUS_OF: Final[dict[ErrorCode, int]] = {
     ErrorCode.EXISTS: 409,
     ErrorCode.NOT_YOURS: 403,
     ErrorCode.NO_ROOM: 409,
+    ErrorCode.QUOTA: 403,
     ErrorCode.IN_USE: 409,
     ErrorCode.FULL: 409,
     ErrorCode.MODE: 409,
@@ -203,6 +206,13 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = ""
     async def processes(vgpu: VgpuQuery = "") -> tuple[ProcessReading, ...]:
         """As `vgpuctl ps -o json`."""
         return (await node(Processes(vgpu=vgpu), ProcessList)).processes
+
+    @router.get("/quota", tags=["vGPUs"])
+    async def quota(
+        uid: Annotated[int | None, Query(ge=0, lt=1 << 32, description="As root: another user's.")] = None,
+    ) -> QuotaReading:
+        """As `vgpuctl quota -o json`."""
+        return await node(GetQuota(uid=uid), QuotaReading)
 
     @router.get("/vgpus", tags=["vGPUs"])
     async def vgpus() -> tuple[VgpuStatus, ...]:

@@ -1,0 +1,1 @@
+"""Quotas: which section holds, what fits, what is idle."""

@@ -1,0 +1,207 @@
+"""The node's part in a creation: whose vGPU it is, whether the quotas allow it, and which GPU takes it.
+
+The GPU Servers admit. The node asks one after the other, in the order of its placement.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from uuid import uuid4
+
+import trio
+
+from vgpu.enums import PlacementName
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.groups import Groups
+from vgpu.identity import Peer, Process
+from vgpu.node.creation import Creation
+from vgpu.node.forwarding import Forwarder
+from vgpu.node.routing import candidates
+from vgpu.node.survey import StatusCollector
+from vgpu.node.tenancy.quotas import NodeQuotas
+from vgpu.placement.box import scarcer
+from vgpu.protocol.messages import Confirm, Confirmed, Create, GpuStatus, Set, Snapshot, VgpuStatus
+from vgpu.protocol.requests import CHANGE_S
+from vgpu.quotas.quota import Allowance
+from vgpu.spec import VgpuSpec
+
+
+@dataclass(slots=True)
+class Client:
+    """The other end of one link. ``pending``: its creations that it has not confirmed, by request id."""
+
+    peer: Peer
+    pending: dict[str, Creation] = field(default_factory=dict)
+
+    @property
+    def uid(self) -> int:
+        return self.peer.uid
+
+    def close(self) -> None:
+        """The link has ended: the node removes what it has not confirmed."""
+        for creation in self.pending.values():
+            creation.close()
+
+
+class Admission:
+    """Makes vGPUs for clients. Admissions run one after the other, so that no name is given twice and no quota is
+    exceeded. What follows an admission runs in parallel."""
+
+    def __init__(
+        self, forwarder: Forwarder, survey: StatusCollector, quotas: NodeQuotas, placement: PlacementName
+    ) -> None:
+        self._forwarder = forwarder
+        self._survey = survey
+        self._quotas = quotas
+        self._placement = placement
+        self._one = trio.Lock()
+        self._groups = Groups()
+
+    async def create(self, request: Create, client: Client) -> VgpuStatus:
+        """Create it on the first GPU that takes it. If none does, raise the refusal of the one with most room."""
+        group = request.spec.share_group
+        # Before the lock: while the name service is slow, others make vGPUs.
+        share_gid = -1 if group is None else await self._groups.id_of(group)
+        request_id = request.request_id or uuid4().hex
+        owner_uid = _owner_of(request, client.uid)
+        allowance = await self._quotas.allowance(owner_uid)
+        exact = request.model_copy(
+            update={"request_id": request_id, "wait": False, "share_gid": share_gid, "owner_uid": None}
+        )
+        creation: Creation | None = None
+        try:
+            async with self._one:
+                creation = await self._admit(exact, allowance, owner_uid, client.peer.process)
+            reading = await creation.finish()
+        except BaseException:
+            if creation is not None:
+                creation.close()
+            raise
+        if request_id in client.pending:  # asked again on the same link
+            client.pending[request_id].close()
+        client.pending[request_id] = creation
+        return reading
+
+    async def confirm(self, request: Confirm, client: Client) -> Confirmed:
+        request_id, uid = request.request_id, client.uid
+        creation = client.pending.pop(request_id, None)
+        if creation is not None:
+            try:
+                return await creation.confirm()
+            finally:
+                creation.close()
+        for vgpu in (await self._survey.snapshot()).vgpus:  # confirmed before, perhaps, and the answer was lost
+            if _was_made_for(vgpu, request_id, vgpu.owner_uid if uid == 0 else uid):
+                return await self._forwarder.to_gpu(vgpu.gpu_index, request, vgpu.owner_uid, Confirmed)
+        raise VgpuError(ErrorCode.NOT_FOUND, f"no vGPU was made for request {request_id!r}", "ask again")
+
+    async def change(self, request: Set, vgpu: VgpuStatus, uid: int) -> VgpuStatus:
+        """Resize a vGPU, if its name is free and the quota of its owner allows the new size."""
+        if request.changes.name is not None:
+            await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
+        if self._quotas.is_trivial:
+            return await self._forwarder.to_vgpu(vgpu, request, uid, VgpuStatus)
+        allowance = await self._quotas.allowance(vgpu.owner_uid)
+        async with self._one:
+            snapshot = await self._survey.snapshot()
+            gpu = next((gpu for gpu in snapshot.gpus if gpu.index == vgpu.gpu_index), None)
+            now = next((one for one in snapshot.vgpus if one.vgpu_id == vgpu.vgpu_id), vgpu)
+            if gpu is not None:
+                claim = "" if now.claim is None else now.claim.kind
+                spec = request.changes.applied_to(now.spec)
+                self._quotas.check(spec, gpu, allowance, snapshot, claim=claim, before=now)
+            with trio.move_on_after(CHANGE_S):
+                changed = await self._forwarder.to_vgpu(now, request, uid, VgpuStatus)
+                self._survey.note(changed)
+                return changed
+        raise VgpuError(ErrorCode.TIMEOUT, f"{vgpu.vgpu_id} did not change within {CHANGE_S:g} s", "see: vgpuctl logs")
+
+    async def _admit(self, request: Create, allowance: Allowance, owner_uid: int, asker: Process) -> Creation:
+        snapshot = await self._survey.snapshot()
+        existing = next((vgpu for vgpu in snapshot.vgpus if _answers(vgpu, request, owner_uid)), None)
+        spec = self._quotas.filled(request.spec, allowance, existing)
+        request = request.model_copy(update={"spec": spec})
+        if existing is not None:
+            found = [gpu for gpu in snapshot.gpus if gpu.index == existing.gpu_index]
+        else:
+            if spec.name is not None:
+                await self._refuse_taken_name(spec.name, owner_uid)
+            found = candidates(request.gpu, snapshot.gpus, snapshot.vgpus, spec, self._placement)
+            found = self._within_quota(found, request, spec, allowance, snapshot)
+        return await self._first_that_admits(found, snapshot, request, owner_uid, asker)
+
+    def _within_quota(
+        self, gpus: list[GpuStatus], request: Create, spec: VgpuSpec, allowance: Allowance, snapshot: Snapshot
+    ) -> list[GpuStatus]:
+        """Those of the GPUs on which the vGPU fits the quota. By default its memory depends on the card's."""
+        fitting, refusal = [], None
+        for gpu in gpus:
+            try:
+                claim = "" if request.claim is None else request.claim.kind
+                self._quotas.check(spec, gpu, allowance, snapshot, claim=claim)
+            except VgpuError as error:
+                refusal = refusal or error
+            else:
+                fitting.append(gpu)
+        if refusal is not None and not fitting:
+            raise refusal
+        return fitting
+
+    async def _first_that_admits(
+        self, gpus: list[GpuStatus], snapshot: Snapshot, request: Create, owner_uid: int, asker: Process
+    ) -> Creation:
+        refusals = []
+        for gpu in gpus:
+            creation = Creation(await self._forwarder.served(gpu.index), request, owner_uid, asker)
+            try:
+                self._survey.note(await creation.begin())
+            except VgpuError as error:
+                creation.close()
+                if error.code not in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
+                    raise
+                refusals.append(error)
+            except BaseException:
+                creation.close()
+                raise
+            else:
+                return creation
+        emptiest = max(gpus, key=scarcer)
+        refusal = refusals[gpus.index(emptiest)]
+        where = (
+            f"GPU {emptiest.index}"
+            if len(gpus) == 1
+            else f"none of {len(gpus)} GPUs; GPU {emptiest.index}, the emptiest"
+        )
+        raise VgpuError(refusal.code, f"{where}: {refusal.message}", refusal.hint)
+
+    async def _refuse_taken_name(self, name: str, owner_uid: int, but: str = "") -> None:
+        """Names are unique per owner. Another owner may use the same name."""
+        for vgpu in (await self._survey.snapshot()).vgpus:
+            if vgpu.name == name and vgpu.owner_uid == owner_uid and vgpu.vgpu_id != but:
+                hint = f"choose another --name; vgpuctl rm {name} removes that one"
+                raise VgpuError(ErrorCode.EXISTS, f"{vgpu.vgpu_id} has the name {name!r} already", hint)
+
+
+def _owner_of(request: Create, uid: int) -> int:
+    """Whose vGPU user ``uid`` asks for. ``VgpuError`` (not-yours): only root may name another user, and only at root's
+    node, because the vGPU's socket must belong to that user."""
+    if request.owner_uid is None or request.owner_uid == uid:
+        return uid
+    if uid != 0:
+        text = f"--owner: only root makes vGPUs for other users, and you are uid {uid}"
+        raise VgpuError(ErrorCode.NOT_YOURS, text, "leave out --owner; the vGPU will be yours")
+    if os.geteuid() != 0:
+        text = f"--owner: this node runs as uid {os.geteuid()}, and only root's node serves other users"
+        raise VgpuError(ErrorCode.NOT_YOURS, text, "sudo vgpuctl serve --detach")
+    return request.owner_uid
+
+
+def _answers(vgpu: VgpuStatus, request: Create, uid: int) -> bool:
+    """Whether ``vgpu`` was made for this request, or for the same claim, of this user."""
+    same_claim = request.claim is not None and vgpu.owner_uid == uid and request.claim.is_same(vgpu.claim)
+    return same_claim or _was_made_for(vgpu, request.request_id, uid)
+
+
+def _was_made_for(vgpu: VgpuStatus, request_id: str, uid: int) -> bool:
+    return bool(request_id) and (vgpu.request_id, vgpu.owner_uid) == (request_id, uid)

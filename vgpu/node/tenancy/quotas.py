@@ -1,0 +1,139 @@
+"""The quotas of a node: the sections of its configuration, and what the users' vGPUs take of them now."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from vgpu.groups import Groups
+from vgpu.node.sources import Owners, Source
+from vgpu.protocol.messages import GpuStatus, QuotaHeld, QuotaReading, Snapshot, VgpuStatus
+from vgpu.quotas.checks import Amount, Held, amount, check, over, with_defaults
+from vgpu.quotas.quota import QUOTA_FIELDS, Allowance, Quota, Quotas, User
+from vgpu.spec import VgpuSpec
+
+
+class NodeQuotas:
+    """``quotas`` may be replaced at any time. ``owners``: of subordinate uids, whose vGPUs count as their owner's."""
+
+    def __init__(self, quotas: Quotas, owners: Callable[[], Owners]) -> None:
+        self.quotas = quotas
+        self._owners = owners
+        self._groups = Groups()
+
+    @property
+    def is_trivial(self) -> bool:
+        return self.quotas.is_trivial
+
+    @property
+    def has_idle_limits(self) -> bool:
+        quotas = self.quotas
+        return any(one.idle_limit_ns for one in (quotas, *quotas.user.values(), *quotas.group.values()))
+
+    async def allowance(self, uid: int) -> Allowance:
+        """What holds for user ``uid``. ``VgpuError`` (unavailable): the name service does not answer, and a quota needs
+        the names."""
+        quotas, source = self.quotas, self._source(uid)
+        named = bool(quotas.user or quotas.group)
+        if isinstance(source, str):
+            user = User(uid, source)
+        elif named:
+            name, groups = await self._groups.user(source)
+            user = User(source, name, groups)
+        else:
+            user = User(source)
+        return quotas.of(replace(user, is_exempt=source in {0, os.geteuid()}))
+
+    def filled(self, spec: VgpuSpec, allowance: Allowance, existing: VgpuStatus | None) -> VgpuSpec:
+        """``spec`` with the user's defaults. What a vGPU of the same claim has got already stays as it is."""
+        spec = with_defaults(spec, allowance.quota)
+        if existing is None:
+            return spec
+        given = {name: getattr(existing.spec, name) for name in _DEFAULTED if name not in spec.model_fields_set}
+        return spec.model_copy(update=given)
+
+    def check(
+        self,
+        spec: VgpuSpec,
+        gpu: GpuStatus,
+        allowance: Allowance,
+        snapshot: Snapshot,
+        *,
+        claim: str = "",
+        before: VgpuStatus | None = None,
+    ) -> None:
+        """``VgpuError`` (quota): a new vGPU, or a changed one (``before``), does not fit. An amount of which a change
+        asks for no more than before is never a reason."""
+        if self.quotas.is_trivial:
+            return
+        but = "" if before is None else before.vgpu_id
+        of_claim = self.quotas.of_claim(claim) if claim else None
+        if before is not None:
+            old = before.spec
+            allowance = replace(allowance, quota=_stricter(allowance.quota, spec, old, gpu.total_memory_bytes))
+            of_claim = None if of_claim is None else _stricter(of_claim, spec, old, gpu.total_memory_bytes)
+        whose = self._source(allowance.user.uid)
+        found = list(_amounts(snapshot, but))
+        held = Held.of(taken for vgpu, taken in found if self._source(vgpu.owner_uid) == whose)
+        check(
+            spec,
+            gpu.total_memory_bytes,
+            allowance,
+            held,
+            None
+            if of_claim is None
+            else (claim, of_claim, Held.of(taken for _, taken in found if taken.claim == claim)),
+        )
+
+    async def over(self, snapshot: Snapshot) -> tuple[str, ...]:
+        """The vGPUs of users that have more than their quota allows now."""
+        found: list[str] = []
+        memory = {gpu.index: gpu.total_memory_bytes for gpu in snapshot.gpus}
+        for uid in sorted({vgpu.owner_uid for vgpu in snapshot.vgpus}):
+            quota = (await self.allowance(uid)).quota
+            own = [(vgpu, taken) for vgpu, taken in _amounts(snapshot) if vgpu.owner_uid == uid]
+            found += over(quota, [(vgpu.vgpu_id, vgpu.spec, taken, memory[vgpu.gpu_index]) for vgpu, taken in own])
+        return tuple(found)
+
+    def reading(self, allowance: Allowance, snapshot: Snapshot) -> QuotaReading:
+        """What the user may have, and has."""
+        whose = self._source(allowance.user.uid)
+        held = Held.of(taken for vgpu, taken in _amounts(snapshot) if self._source(vgpu.owner_uid) == whose)
+        return QuotaReading(
+            uid=allowance.user.uid,
+            user=allowance.user.name,
+            quota=allowance.quota.model_dump(mode="json", by_alias=True, exclude_none=True),
+            sections={Quota.model_fields[name].alias or name: section for name, section in allowance.sections.items()},
+            held=QuotaHeld(sm_percent=held.promised_percent, memory_bytes=held.memory_bytes, vgpus=held.vgpus),
+        )
+
+    def _source(self, uid: int) -> Source:
+        return self._owners().source_of(uid)
+
+
+_DEFAULTED = ("memory_bytes", "ttl_ns", "idle_suspend_ns", "priority")
+
+
+def _amounts(snapshot: Snapshot, but: str = "") -> Iterable[tuple[VgpuStatus, Amount]]:
+    memory = {gpu.index: gpu.total_memory_bytes for gpu in snapshot.gpus}
+    for vgpu in snapshot.vgpus:
+        if vgpu.vgpu_id != but:
+            claim = "" if vgpu.claim is None else vgpu.claim.kind
+            yield vgpu, amount(vgpu.spec, memory.get(vgpu.gpu_index, 0), claim)
+
+
+def _stricter(quota: Quota, new: VgpuSpec, old: VgpuSpec, total_memory_bytes: int) -> Quota:
+    """The part of ``quota`` that counts for a change: the amounts of which ``new`` asks for more than ``old``."""
+    more, less = amount(new, total_memory_bytes), amount(old, total_memory_bytes)
+    forever = 1 << 80
+    grows = {
+        "sm_percent": new.compute_ratio > old.compute_ratio,
+        "memory_bytes": max(more.memory_bytes, new.memory_limit_bytes or 0)
+        > max(less.memory_bytes, old.memory_limit_bytes or 0),
+        "sm_total_percent": more.promised_percent > less.promised_percent,
+        "memory_total_bytes": more.memory_bytes > less.memory_bytes,
+        "ttl_ns": (new.ttl_ns or forever) > (old.ttl_ns or forever),
+    }
+    kept = {name: getattr(quota, name) for name in QUOTA_FIELDS if grows.get(name)}
+    return Quota.model_construct({name for name, value in kept.items() if value is not None}, **kept)
