@@ -38,6 +38,7 @@ class EventType(StrEnum):
     MPS_LOST = "mps-lost"
     MPS_FAILED = "mps-failed"
     MPS_RESTARTED = "mps-restarted"
+    HISTORY_LOST = "history-lost"
 
 
 OF_PROGRAMS = frozenset(
