@@ -41,6 +41,7 @@ class EventType(StrEnum):
     IDLE = "idle"
     RECLAIMED = "reclaimed"
     NOT_RECLAIMED = "not-reclaimed"
+    HISTORY_LOST = "history-lost"
 
 
 OF_PROGRAMS = frozenset(

@@ -106,6 +106,11 @@ class NodePaths:
         return self.state / f"{gpu_uuid}.sqlite"
 
     @property
+    def database(self) -> Path:
+        """Queue and history (vgpu/node/database.py)."""
+        return self.state / "node.db"
+
+    @property
     def container_files(self) -> Path:
         """The files that every container has mounted (vgpu/integrations/container.py). Not below ``runtime``: ``/run``
         is often mounted ``noexec``, and a container's mount would inherit that."""

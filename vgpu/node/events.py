@@ -293,3 +293,8 @@ class EventLog:
         elif lines and self._missed:
             log.warning("events are written again", file=str(self._file.path), missed=self._missed)
             self._missed = 0
+
+
+def history_lost(text: str, at_unix_s: float) -> EventReading:
+    """The node's own event about a ``node.db`` that it moved aside. It is about no GPU."""
+    return EventReading(at_unix_s=at_unix_s, kind=EventType.HISTORY_LOST, gpu_index=-1, text=text)

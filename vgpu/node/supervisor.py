@@ -24,7 +24,8 @@ from vgpu.identity import Peer
 from vgpu.limits import DEFAULT_LIMITS, Limits
 from vgpu.loggers import get_logger
 from vgpu.node.control import NodeControl
-from vgpu.node.events import EventFile, EventLog, History, server_restarted
+from vgpu.node.database import NodeDatabase
+from vgpu.node.events import EventFile, EventLog, History, history_lost, server_restarted
 from vgpu.node.feed import EventFeed
 from vgpu.node.logfiles import keep_small
 from vgpu.node.servers import ServerProcess, Servers
@@ -99,6 +100,7 @@ class Node:
         self._survey = StatusCollector(self._processes, simulated=simulated)
         self._feed = EventFeed(self._events)
         self._quotas = NodeQuotas(quotas, lambda: self._places.owners)
+        self._database = NodeDatabase(paths.database, warn=self._warn_of_history)
         self._control = NodeControl(
             paths,
             self._processes,
@@ -111,9 +113,12 @@ class Node:
 
     async def run(self) -> None:
         await trio.to_thread.run_sync(self._events.restore)
+        with suppress(VgpuError):  # the node serves without it, and its log says so
+            await self._database.write(lambda _: None)
         try:
             await self._run()
         finally:
+            self._database.close()
             self._events.flush()
 
     async def _run(self) -> None:
@@ -272,6 +277,9 @@ class Node:
             event_now = Notice.model_validate(received[0]).event
             if event_now is not None:
                 self._feed.publish(event_now)
+
+    def _warn_of_history(self, text: str) -> None:
+        self._feed.publish(history_lost(text, time.time()))
 
     def _ended(self, process: ServerProcess, pid: int) -> None:
         self._feed.publish(server_restarted(process.index, pid, process.restarts, time.time()))

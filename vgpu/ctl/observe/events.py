@@ -229,7 +229,8 @@ def _printer(names: Names) -> Callable[[EventReading], None]:
             called[event.vgpu_id] = str(event.fields["name"])
         time = clock_time(event.at_unix_s)[since_year:]
         what = what_happened(event, called.get(event.vgpu_id, ""))
-        put((time, str(event.gpu_index), event.vgpu_id, event.kind, what), ("dim", "", "", _style(event.kind), ""))
+        gpu = "–" if event.gpu_index < 0 else str(event.gpu_index)
+        put((time, gpu, event.vgpu_id, event.kind, what), ("dim", "", "", _style(event.kind), ""))
 
     put(("TIME", "GPU", "VGPU", "KIND", "WHAT"), ("bold",) * 5)
     return show_event
