@@ -23,6 +23,7 @@ from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.http.listening import split_address
 from vgpu.integrations.engines import socket_path
 from vgpu.limits import Limits
+from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import NO_QUOTAS, Quota, Quotas
 from vgpu.retired import CONFIG_KEYS, instead, renewed
 from vgpu.spec import Memory, Name, Percent, PeriodNs, VgpuSpec, WindowNs
@@ -127,6 +128,7 @@ class Config(_Section):
     image: dict[Name, ImageConfig] = Field(default_factory=dict)
     limits: Limits = Limits()
     quota: Quotas = NO_QUOTAS
+    queue: QueueRules = DEFAULT_RULES
 
     def with_options(self, **options: Any) -> Config:
         """This configuration with the options of ``serve``'s command line (None: not given), which count for every GPU.
@@ -250,6 +252,7 @@ def known_keys(*sections: str) -> list[str]:
         "limits": Limits,
         "dashboard": DashboardConfig,
         "image": ImageConfig,
+        "queue": QueueRules,
     }
     of_section["quota"] = Quotas if len(sections) == 1 else Quota
     model = of_section.get(sections[0], ListenConfig) if sections else Config

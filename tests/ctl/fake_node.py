@@ -27,7 +27,10 @@ class FakeNode:
     """
 
     def __init__(self, runtime_dir: Path) -> None:
-        self.answers: dict[str, Answer] = {}
+        self.answers: dict[str, Answer] = {
+            "quota": lambda _: {"uid": os.getuid(), "held": {"sm_percent": 0, "memory_bytes": 0, "vgpus": 0}},
+            "queue": lambda _: {"waiting": []},
+        }
         self.asked: list[Any] = []
         self.confirmed: list[str] = []
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -213,6 +213,6 @@ def test_serve_reads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 
 
 def test_known_keys_are_those_of_the_models() -> None:
-    assert known_keys() == ["serve", "gpu", "metrics", "dashboard", "image", "limits", "quota"]
+    assert known_keys() == ["serve", "gpu", "metrics", "dashboard", "image", "limits", "quota", "queue"]
     assert known_keys("gpu", "0") == ["mode", "period", "window"]
     assert known_keys("metrics") == ["listen"]

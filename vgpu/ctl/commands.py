@@ -54,6 +54,7 @@ MODULES: Final = {
     "kubelet": "integrations.kubelet",
     "simulate": "placement.simulate",
     "quota": "placement.quota",
+    "queue": "placement.queue",
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""

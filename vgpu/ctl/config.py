@@ -123,7 +123,7 @@ def reload(
 
     loaded = load(file)
     with ControlLink() as node:
-        found = node.set_quotas(loaded.config.quota)
+        found = node.set_quotas(loaded.config.quota, loaded.config.queue)
     source = loaded.path or "no file"
     print(f"{source}: {counted(found.sections, 'section')} of quotas in force")
     if found.over:
@@ -143,7 +143,7 @@ def _settings(loaded: Loaded) -> Iterator[tuple[str, Any, str]]:
     from vgpu.paths import NodePaths
 
     config = loaded.config
-    for section in ("serve", "dashboard", "metrics", "limits"):
+    for section in ("serve", "dashboard", "metrics", "limits", "queue"):
         model = getattr(config, section)
         for name, field in type(model).model_fields.items():
             key = field.alias or name
@@ -197,7 +197,7 @@ def _shown(key: str, value: Any) -> str:
         return in_words(last, value)
     if value is None or value == ():
         return _UNSET.get(key) or _UNSET.get(last, "")
-    if last in {"period", "window"}:
+    if last in {"period", "window", "patience"}:
         return format_duration(value)
     if last in {"host_memory", "mem"}:
         return format_bytes(value)

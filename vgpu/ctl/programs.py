@@ -14,12 +14,15 @@ from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import report, say
 from vgpu.ctl.new_vgpus import node_for_vgpu
 from vgpu.ctl.options import Shell, Wanted
+from vgpu.ctl.placement.room import FOREVER, WAIT, WaitOption, is_time, limit_ns, made_when_there_is_room, whole
 from vgpu.ctl.present import progress
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.share import MEANING
 
 if TYPE_CHECKING:
     from client_hook.environment import Attachment
+    from client_hook.launcher import Supervision
+    from vgpu.ctl.detached import Detached
     from vgpu.protocol.messages import VgpuStatus
 
 COMMAND: Final = "vgpu.ctl.command"
@@ -42,7 +45,7 @@ class LaunchingCommand(TyperCommand):
                 "if a variable stands there: it is not set in this shell",
             )
         ctx.meta[COMMAND] = command
-        return super().parse_args(ctx, own)
+        return super().parse_args(ctx, whole(own))
 
     def _divided(self, args: list[str]) -> tuple[list[str], list[str]]:
         """The words for this command, and those of the program."""
@@ -51,7 +54,9 @@ class LaunchingCommand(TyperCommand):
         arguments = len(self.params) - len(options)
         at = 0
         while at < len(args) and args[at] != "--":
-            if args[at].startswith("-"):
+            if args[at] == WAIT:  # its time may be left out
+                at += 2 if at + 1 < len(args) and (is_time(args[at + 1]) or args[at + 1] == FOREVER) else 1
+            elif args[at].startswith("-"):
                 at += 2 if args[at] in valued and args[at + 1 : at + 2] != ["--"] else 1
             elif arguments:
                 arguments, at = arguments - 1, at + 1
@@ -129,14 +134,15 @@ def run(
     detach: Annotated[
         bool, typer.Option("-d", "--detach", help="Return once the vGPU is made; print its id. Output goes to a file.")
     ] = False,
+    wait: WaitOption = None,
 ) -> int:
     """Make a vGPU, run a program in it, and remove it after. Exit code and signals are the program's own.
 
     However run ends, the vGPU goes, as soon as no process is attached to it.
     """
     from client_hook.launcher import Supervision
-    from vgpu.ctl.detached import Detached, log_of
     from vgpu.ctl.detached import detach as fork
+    from vgpu.ctl.detached import log_of
 
     if not allow_unhooked:
         check_program(ctx)
@@ -149,16 +155,28 @@ def run(
                 f"the program's output goes to {log_of(vgpu_id)}", f"vgpuctl wait {vgpu_id}, or vgpuctl rm -f {vgpu_id}"
             )
         return code
+    longest_ns = limit_ns(wait)
+    if longest_ns is not None:
+        # Before signals are held: a person may give up. If this process ends, the vGPU goes.
+        with made_when_there_is_room(longest_ns, spec=wanted.spec, gpu=wanted.gpu, lifetime="process") as (_, vgpu):
+            pass
+        with Supervision() as supervision:
+            return _supervised(ctx, supervision, vgpu, child)
     asking = node_for_vgpu()  # before signals are held: a node that it starts would inherit that
     with Supervision() as supervision:
         with asking as node, progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu, lifetime="process")
-        try:
-            if isinstance(child, Detached):
-                child.made(vgpu.vgpu_id)
-            return supervision.run(ctx.meta[COMMAND], environment_for(ctx.meta[COMMAND], [vgpu]))
-        finally:
-            _remove(vgpu.vgpu_id)
+        return _supervised(ctx, supervision, vgpu, child)
+
+
+def _supervised(ctx: typer.Context, supervision: Supervision, vgpu: VgpuStatus, child: Detached | None) -> int:
+    """Run the program, and remove the vGPU when it has ended."""
+    try:
+        if child is not None:
+            child.made(vgpu.vgpu_id)
+        return supervision.run(ctx.meta[COMMAND], environment_for(ctx.meta[COMMAND], [vgpu]))
+    finally:
+        _remove(vgpu.vgpu_id)
 
 
 def _remove(vgpu_id: str) -> None:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from enum import StrEnum
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -17,6 +17,7 @@ from vgpu.ctl.exit_codes import report, say
 from vgpu.ctl.mistakes import SetCommand
 from vgpu.ctl.new_vgpus import node_for_vgpu
 from vgpu.ctl.options import Created, Listed, Output, OutputOption, VgpuArgument, Wanted
+from vgpu.ctl.placement.room import WaitingCommand, WaitOption, limit_ns, made_when_there_is_room
 from vgpu.ctl.present import output, progress, tables
 from vgpu.ctl.present.output import Cell
 from vgpu.errors import ErrorCode, VgpuError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vgpu.node.link import ControlLink
-    from vgpu.protocol.messages import VgpuDetail, VgpuStatus
+    from vgpu.protocol.messages import QueueReading, VgpuDetail, VgpuStatus
     from vgpu.spec import VgpuChanges
 
 
@@ -53,17 +54,27 @@ def create(
     attach: Annotated[
         AttachChoice, typer.Option(help="mount: containers of any user that have its directory mounted may use it.")
     ] = AttachChoice.OWNER,
+    wait: WaitOption = None,
 ) -> None:
     """Make a vGPU and print its VGPU_ID."""
     from vgpu.api.owner import uid_of
 
     owner_uid = None if owner is None else uid_of(owner)
+    asked: dict[str, Any] = {"confirm": False, "owner_uid": owner_uid, "attach": attach.value}
+    if (longest_ns := limit_ns(wait)) is not None:
+        with made_when_there_is_room(longest_ns, spec=wanted.spec, gpu=wanted.gpu, **asked) as (node, vgpu):
+            _keep(node, vgpu, form)
+        return
     with node_for_vgpu() as node:
         with progress.waiting("making a vGPU"):
-            vgpu = node.create(wanted.spec, wanted.gpu, confirm=False, owner_uid=owner_uid, attach=attach.value)
-        warn(vgpu)
-        _print_made(vgpu, form)  # until its id is out, it goes with this process
-        node.confirm(vgpu)
+            vgpu = node.create(wanted.spec, wanted.gpu, **asked)
+        _keep(node, vgpu, form)
+
+
+def _keep(node: ControlLink, vgpu: VgpuStatus, form: Created) -> None:
+    warn(vgpu)
+    _print_made(vgpu, form)  # until its id is out, it goes with this process
+    node.confirm(vgpu)
 
 
 def _print_made(vgpu: VgpuStatus, form: Created) -> None:
@@ -121,6 +132,8 @@ def ls(
             _watch(choose(named(vgpus, one.vgpus)) for one in snapshots if one is not None)
             return
         everything = node.list()
+        is_shown = form in {Listed.TABLE, Listed.WIDE} and not quiet and not vgpus and sys.stdout.isatty()
+        waiting = _waiting(node) if is_shown else ()  # a program that reads the table expects nothing but its rows
     found = choose(named(vgpus, everything, missing_is_error=True))
     if form is Listed.JSON:
         output.print_json(found)
@@ -133,6 +146,18 @@ def ls(
         print("No vGPU fits." if everything else "No vGPU yet. vgpuctl run --sm 30 --mem 8G COMMAND makes one.")
     else:
         output.print_table(tables.VGPUS, map(tables.vgpu_row, found), whole=form is Listed.WIDE)
+    if waiting:
+        from vgpu.ctl.placement.queue import print_queue
+
+        print()
+        print_queue(waiting)
+
+
+def _waiting(node: ControlLink) -> tuple[QueueReading, ...]:
+    """The requests that wait for room; none of a node of an older release."""
+    from vgpu.protocol.versions import QUEUE_SINCE
+
+    return node.queue() if node.welcome.version >= QUEUE_SINCE else ()
 
 
 def _watch(states: Iterable[list[VgpuStatus]]) -> None:
@@ -502,4 +527,5 @@ def register(app: typer.Typer) -> None:
     }
     for name, command in commands.items():
         explained = options.explained(MEANING) if name in ("create", "set") else None
-        app.command(name, cls=SetCommand if name == "set" else None, epilog=explained)(command)
+        classes = {"set": SetCommand, "create": WaitingCommand}
+        app.command(name, cls=classes.get(name), epilog=explained)(command)

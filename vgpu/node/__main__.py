@@ -28,6 +28,7 @@ from vgpu.node.supervisor import Node, check_paths, prepare
 from vgpu.openfiles import raise_limit
 from vgpu.paths import UMASK, NodePaths
 from vgpu.protocol.peer import listener_at
+from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import NO_QUOTAS, Quotas
 
 log = get_logger(__name__)
@@ -59,6 +60,7 @@ def main() -> None:
     )
     parser.add_argument("--limits", default="{}", metavar="JSON", help="of what one user can take (vgpu/limits.py)")
     parser.add_argument("--quotas", default="{}", metavar="JSON", help="of users (vgpu/quotas/quota.py)")
+    parser.add_argument("--queue", default="{}", metavar="JSON", help="its rules (vgpu/queueing/rules.py)")
     parser.add_argument("--on-demand", type=int, metavar="NS", help="end after this time without a vGPU")
     parser.add_argument("--take", action="store_true", help="end another user's servers of these GPUs")
     arguments = parser.parse_args()
@@ -81,6 +83,7 @@ def main() -> None:
             idle_ns=arguments.on_demand,
             placement=arguments.placement,
             quotas=Quotas.from_option(arguments.quotas),
+            queue=QueueRules.from_option(arguments.queue),
         )
     except (VgpuError, BaseExceptionGroup) as raised:
         error = cause_of(raised)
@@ -108,6 +111,7 @@ def run(
     idle_ns: int | None = None,
     placement: PlacementName = PlacementName.SPREAD,
     quotas: Quotas = NO_QUOTAS,
+    queue: QueueRules = DEFAULT_RULES,
 ) -> None:
     """Serve until a signal stops it. ``others``: GPUs that are shared in another way; ``gpus``: only these indices;
     ``host_memory_bytes``: None means half of the host's; ``idle_ns``: end after so long without a vGPU. ``VgpuError``:
@@ -141,6 +145,7 @@ def run(
             idle_ns=idle_ns,
             placement=placement,
             quotas=quotas,
+            queue=queue,
         )
         trio.run(node.run)
 

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.database import NodeDatabase
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder, not_served
 from vgpu.node.readings import only
@@ -38,6 +39,7 @@ from vgpu.protocol.messages import (
     Events,
     Forward,
     GetMetrics,
+    GetQueue,
     GetQuota,
     GetSnapshot,
     GpuList,
@@ -51,6 +53,7 @@ from vgpu.protocol.messages import (
     Notice,
     Processes,
     ProcessList,
+    QueueList,
     QuotaReading,
     QuotasSet,
     Resume,
@@ -66,6 +69,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import TABLE, Entry, Route, entry_of
 from vgpu.protocol.service import checked, open_link, software_version
+from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 
 OWN: Final = tuple(entry for entry in TABLE if entry.route is Route.NODE and not entry.is_stream)
 """The requests that the node answers itself, but for streams."""
@@ -84,6 +88,8 @@ class NodeControl:
         simulated: bool,
         placement: PlacementName = PlacementName.SPREAD,
         quotas: NodeQuotas,
+        database: NodeDatabase,
+        queue: QueueRules = DEFAULT_RULES,
     ) -> None:
         self._paths = paths
         self._processes = processes
@@ -92,7 +98,8 @@ class NodeControl:
         self._simulated = simulated
         self._quotas = quotas
         self._forwarder = Forwarder(processes, survey)
-        self._admission = Admission(self._forwarder, survey, quotas, placement)
+        self._admission = Admission(self._forwarder, survey, quotas, placement, feed, database, queue)
+        self.queue = self._admission.queue
         self.reclaimer = Reclaimer(survey, self._forwarder, feed, quotas)
         self._started_ns = time.monotonic_ns()
         self._own = Handlers[Client](
@@ -109,6 +116,7 @@ class NodeControl:
                 GetSnapshot: self._snapshot,
                 GetMetrics: self._metrics,
                 Events: self._past_events,
+                GetQueue: self._list_queue,
                 GetQuota: self._quota,
                 SetQuotas: self._set_quotas,
             },
@@ -192,10 +200,13 @@ class NodeControl:
         if client.uid not in {0, os.geteuid()}:
             text = f"only root or the node's own user may change quotas, and you are uid {client.uid}"
             raise VgpuError(ErrorCode.NOT_YOURS, text, "sudo vgpuctl config reload")
-        self._quotas.quotas = request.quotas
+        self._quotas.quotas, self.queue.rules = request.quotas, request.queue
         return QuotasSet(sections=request.quotas.sections, over=await self._quotas.over(await self._survey.snapshot()))
 
     # --- readings
+
+    async def _list_queue(self, _: GetQueue, __: Client) -> QueueList:
+        return self.queue.list()
 
     async def _quota(self, request: GetQuota, client: Client) -> QuotaReading:
         uid = client.uid if request.uid is None else request.uid

@@ -61,7 +61,17 @@ CREATE TABLE usage_total (
 """
 """Rows of ``vgpu.usage.account``, the names of their vGPUs, and what each user's rows sum to since the beginning."""
 
-MIGRATIONS: Final[tuple[str, ...]] = (USAGE,)
+QUEUE: Final = """
+CREATE TABLE waiting (
+    request_id TEXT NOT NULL,
+    owner_uid INTEGER NOT NULL,
+    since_unix_s REAL NOT NULL,
+    PRIMARY KEY (request_id, owner_uid)
+) WITHOUT ROWID;
+"""
+"""Since when the requests in the queue wait (``vgpu.node.tenancy.queue``)."""
+
+MIGRATIONS: Final[tuple[str, ...]] = (USAGE, QUEUE)
 
 AGAIN_S: Final = 30.0
 """Between two attempts to use a file that cannot be used."""
@@ -230,7 +240,8 @@ class NodeDatabase:
         """Each script runs in one transaction with its number, so a node that dies leaves the one or the other."""
         while (version := _version(connection)) != len(self._migrations):
             if version > len(self._migrations):
-                raise _Unusable(f"a newer release wrote it: version {version}, and this one knows {len(self._migrations)}")
+                known = len(self._migrations)
+                raise _Unusable(f"a newer release wrote it: version {version}, and this one knows {known}")
             script = f"BEGIN IMMEDIATE; {self._migrations[version]}; PRAGMA user_version = {version + 1}; COMMIT"
             try:
                 connection.executescript(script)

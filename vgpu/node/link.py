@@ -22,6 +22,7 @@ from vgpu.protocol.messages import (
     EventReading,
     Events,
     GetMetrics,
+    GetQueue,
     GetQuota,
     GetSnapshot,
     GpuList,
@@ -37,6 +38,8 @@ from vgpu.protocol.messages import (
     Notice,
     Processes,
     ProcessList,
+    QueueList,
+    QueueReading,
     QuotaReading,
     QuotasSet,
     Remove,
@@ -56,6 +59,7 @@ from vgpu.protocol.messages import (
 from vgpu.protocol.requests import ENTRY_OF
 from vgpu.protocol.trace import TraceChunk
 from vgpu.protocol.versions import PROTOCOL_VERSION, REQUEST_IDS_SINCE
+from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import Quotas
 from vgpu.spec import VgpuChanges, VgpuSpec, explain
 
@@ -93,6 +97,7 @@ class ControlLink(BlockingLink):
         owner_uid: int | None = None,
         claim: Claim | None = None,
         attach: Attach = "owner",
+        queue_ns: int | None = None,
     ) -> VgpuStatus:
         """A new vGPU, already admitting processes. ``no-room`` names the largest that would fit.
 
@@ -101,6 +106,7 @@ class ControlLink(BlockingLink):
         false: the caller calls ``confirm`` once the answer is where it is needed. Without that, the node removes the
         vGPU when this link ends. ``owner_uid``: as root, the user whose vGPU it will be. ``claim``: the same one again
         has the same vGPU. ``attach`` "mount": each process that a container's mount leads there is admitted.
+        ``queue_ns``: wait for room for so long, in the node's queue.
         """
         request = Create(
             spec=spec,
@@ -110,6 +116,7 @@ class ControlLink(BlockingLink):
             owner_uid=owner_uid,
             claim=claim,
             attach=attach,
+            queue_ns=queue_ns,
         )
         vgpu = self._ask(request, VgpuStatus)
         if confirm:
@@ -178,8 +185,12 @@ class ControlLink(BlockingLink):
         """What user ``uid`` (None: this one) may have, and has."""
         return self._ask(GetQuota(uid=uid), QuotaReading)
 
-    def set_quotas(self, quotas: Quotas) -> QuotasSet:
-        return self._ask(SetQuotas(quotas=quotas), QuotasSet)
+    def set_quotas(self, quotas: Quotas, queue: QueueRules = DEFAULT_RULES) -> QuotasSet:
+        return self._ask(SetQuotas(quotas=quotas, queue=queue), QuotasSet)
+
+    def queue(self) -> tuple[QueueReading, ...]:
+        """The requests that wait for room, in the order in which they are tried."""
+        return self._ask(GetQueue(), QueueList).waiting
 
     def watch(
         self,

@@ -40,11 +40,12 @@ def node_command(
     unmanaged: str = "report",
     placement: str = "spread",
     quotas: str = "{}",
+    queue: str = "{}",
 ) -> list[str]:
     """The argv of a supervisor for ``simulate`` simulated GPUs (0: the real ones); ``gpus``: only these indices;
     ``host_memory_bytes``: for what is swapped out; ``others``: fields of ``Sharing`` for GPUs that are shared in
     another way; ``limits``: of one user, as ``Limits.as_option`` writes them; ``quotas``: as
-    ``Quotas.as_option`` writes them."""
+    ``Quotas.as_option`` writes them; ``queue``: as ``QueueRules.as_option`` does."""
     command = interpreter.command("vgpu.node", "--mode", mode)
     command += [] if unmanaged == "report" else ["--unmanaged", unmanaged]
     command += [] if placement == "spread" else ["--placement", placement]
@@ -55,6 +56,7 @@ def node_command(
     for index in gpus:
         command += ["--gpu", str(index)]
     command += ["--quotas", quotas] if quotas != "{}" else []
+    command += ["--queue", queue] if queue != "{}" else []
     command += ["--limits", limits] if limits != "{}" else []
     return command + (["--others", json.dumps(others)] if others else [])
 
@@ -83,6 +85,7 @@ def configured_command(config: Config, *, take: bool = False) -> list[str]:
         unmanaged=serve.unmanaged,
         placement=serve.placement,
         quotas=config.quota.as_option(),
+        queue=config.queue.as_option(),
     )
 
 

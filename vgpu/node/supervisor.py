@@ -56,6 +56,7 @@ from vgpu.protocol.peer import peer_of
 from vgpu.protocol.requests import READING_S
 from vgpu.protocol.service import ask, serve, welcome
 from vgpu.protocol.stream import LAST_DESCRIPTORS, MessageStream, check_length, listen, serve_links, until_replaced
+from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import NO_QUOTAS, Quotas
 from vgpu.spec import explain
 from vgpu.trust import replaceable_part
@@ -81,6 +82,7 @@ class Node:
         idle_ns: int | None = None,
         placement: PlacementName = PlacementName.SPREAD,
         quotas: Quotas = NO_QUOTAS,
+        queue: QueueRules = DEFAULT_RULES,
     ) -> None:
         self._paths = paths
         self._idle_s = None if idle_ns is None else idle_ns / 1e9
@@ -109,6 +111,8 @@ class Node:
             simulated=simulated,
             placement=placement,
             quotas=self._quotas,
+            database=self._database,
+            queue=queue,
         )
 
     async def run(self) -> None:
@@ -127,6 +131,7 @@ class Node:
             nursery.start_soon(self._know_owners)
             nursery.start_soon(self._survey.run)
             nursery.start_soon(self._control.reclaimer.run)
+            nursery.start_soon(self._control.queue.run)
             nursery.start_soon(keep_small, [self._paths.node_log, *(p.log_path for p in self._processes.values())])
             for process in self._processes.values():
                 nursery.start_soon(self._servers.keep, process, partial(self._receive_events, process), self._ended)

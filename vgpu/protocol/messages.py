@@ -32,9 +32,10 @@ from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
-from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, PODS_SINCE, REQUEST_IDS_SINCE
+from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, PODS_SINCE, QUEUE_SINCE, REQUEST_IDS_SINCE
+from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import Quotas
-from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
+from vgpu.spec import DurationNs, PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
 ModeChoice = Literal["auto", "temporal", "spatial"]
@@ -76,6 +77,8 @@ class Create(Request):
     ``claim``: of the engine that asks. The same claim of the same owner has the same vGPU; ``exists`` if it is to be
     another one than it is. ``attach``: which processes the vGPU admits.
 
+    ``queue_ns``: the most that the request waits in the node's queue where there is no room; None: it does not.
+
     ``share_gid``: of ``spec.share_group``. The node fills it in, whatever a peer sends. −1: there is none, and the
     message to an older GPU Server leaves the field out.
     """
@@ -90,13 +93,14 @@ class Create(Request):
     owner_uid: int | None = Field(default=None, ge=0, lt=1 << 32)
     claim: Claim | None = None
     attach: Attach = "owner"
+    queue_ns: DurationNs | None = None
 
     @model_serializer(mode="wrap")
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
         fields: dict[str, Any] = serialize(self)
         # The node has defaults for some users: it has to know what was not said.
         fields["spec"] = {name: value for name, value in fields["spec"].items() if name in self.spec.model_fields_set}
-        absent = {"share_gid": -1, "owner_uid": None, "claim": None, "attach": "owner"}
+        absent = {"share_gid": -1, "owner_uid": None, "claim": None, "attach": "owner", "queue_ns": None}
         if self.claim is not None and self.claim.pods is None:
             fields["claim"].pop("pods")
         return {name: value for name, value in fields.items() if name not in absent or value != absent[name]}
@@ -112,6 +116,12 @@ class Create(Request):
             raise VgpuError(
                 ErrorCode.VERSION,
                 "this node is of an older release, which has no claims and no --attach",
+                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+            )
+        if self.queue_ns is not None and version < QUEUE_SINCE:
+            raise VgpuError(
+                ErrorCode.VERSION,
+                "this node is of an older release, which has no --wait",
                 "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
             )
         if version >= REQUEST_IDS_SINCE:
@@ -274,6 +284,12 @@ class Watch(Request):
     vgpus: tuple[str, ...] = ()
 
 
+class GetQueue(Request):
+    """The requests that wait for room → ``QueueList``."""
+
+    op: Literal["queue"] = "queue"
+
+
 class GetQuota(Request):
     """What a user may have, and has → ``QuotaReading``. ``uid`` None: the asker. Only root may name another user."""
 
@@ -282,11 +298,12 @@ class GetQuota(Request):
 
 
 class SetQuotas(Request):
-    """Replace all quotas of the node by those of a configuration file → ``QuotasSet``. Only root or the node's own user
+    """Replace all quotas of the node, and the rules of its queue → ``QuotasSet``. Only root or the node's own user
     may."""
 
     op: Literal["set-quotas"] = "set-quotas"
     quotas: Quotas
+    queue: QueueRules = DEFAULT_RULES
 
 
 class Trace(Request):
@@ -341,6 +358,7 @@ AnyRequest = Annotated[
     | GetSnapshot
     | GetMetrics
     | Events
+    | GetQueue
     | GetQuota
     | SetQuotas
     | Watch
@@ -509,6 +527,23 @@ class MigrateOutcome(Reading):
 
 class Arrival(Reading):
     """A GPU Server has taken a vGPU, or (of a trial) would."""
+
+
+class QueueReading(Reading):
+    """One request that waits. ``position``: from 1. ``kept_gpu``: the GPU that is kept for it."""
+
+    request_id: str
+    position: int
+    owner_uid: int
+    spec: KnownSpec
+    gpu: Line = "auto"
+    since_unix_s: float
+    kept_gpu: int | None = None
+    reason: Line = ""
+
+
+class QueueList(Reading):
+    waiting: tuple[QueueReading, ...]
 
 
 class QuotaHeld(Reading):

@@ -27,6 +27,7 @@ from vgpu.protocol.messages import (
     EventList,
     EventReading,
     Events,
+    GetQueue,
     GetQuota,
     GetSnapshot,
     GpuList,
@@ -40,6 +41,8 @@ from vgpu.protocol.messages import (
     Processes,
     ProcessList,
     ProcessReading,
+    QueueList,
+    QueueReading,
     QuotaReading,
     Remove,
     Resume,
@@ -206,6 +209,11 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = ""
     async def processes(vgpu: VgpuQuery = "") -> tuple[ProcessReading, ...]:
         """As `vgpuctl ps -o json`."""
         return (await node(Processes(vgpu=vgpu), ProcessList)).processes
+
+    @router.get("/queue", tags=["vGPUs"])
+    async def queue() -> tuple[QueueReading, ...]:
+        """The requests that wait for room, as `vgpuctl queue -o json`."""
+        return (await node(GetQueue(), QueueList)).waiting
 
     @router.get("/quota", tags=["vGPUs"])
     async def quota(

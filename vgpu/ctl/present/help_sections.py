@@ -15,7 +15,7 @@ SECTIONS: Final = {
     "Programs in vGPUs": ("run", "exec", "wait", "ps", "deactivate", "hook", "jupyter"),
     "Containers and clusters": ("container", "slurm", "ray", "ray-worker", "kubelet"),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "logs"),
-    "The node": ("serve", "stop", "status", "gpu", "config", "quota", "systemd"),
+    "The node": ("serve", "stop", "status", "gpu", "config", "quota", "queue", "systemd"),
     "This machine": ("doctor", "demo", "verify", "simulate", "support", "version"),
 }
 OTHER: Final = "Other commands"

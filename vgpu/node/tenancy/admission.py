@@ -6,6 +6,7 @@ The GPU Servers admit. The node asks one after the other, in the order of its pl
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -16,13 +17,17 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.groups import Groups
 from vgpu.identity import Peer, Process
 from vgpu.node.creation import Creation
+from vgpu.node.database import NodeDatabase
+from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder
-from vgpu.node.routing import candidates
+from vgpu.node.routing import candidates, find_gpu
 from vgpu.node.survey import StatusCollector
+from vgpu.node.tenancy.queue import Entry, Queue
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.placement.box import scarcer
 from vgpu.protocol.messages import Confirm, Confirmed, Create, GpuStatus, Set, Snapshot, VgpuStatus
 from vgpu.protocol.requests import CHANGE_S
+from vgpu.queueing.rules import QueueRules
 from vgpu.quotas.quota import Allowance
 from vgpu.spec import VgpuSpec
 
@@ -49,7 +54,14 @@ class Admission:
     exceeded. What follows an admission runs in parallel."""
 
     def __init__(
-        self, forwarder: Forwarder, survey: StatusCollector, quotas: NodeQuotas, placement: PlacementName
+        self,
+        forwarder: Forwarder,
+        survey: StatusCollector,
+        quotas: NodeQuotas,
+        placement: PlacementName,
+        feed: EventFeed,
+        database: NodeDatabase,
+        rules: QueueRules,
     ) -> None:
         self._forwarder = forwarder
         self._survey = survey
@@ -57,6 +69,7 @@ class Admission:
         self._placement = placement
         self._one = trio.Lock()
         self._groups = Groups()
+        self.queue = Queue(survey, feed, database, self._admit_waiting, placement=placement, rules=rules)
 
     async def create(self, request: Create, client: Client) -> VgpuStatus:
         """Create it on the first GPU that takes it. If none does, raise the refusal of the one with most room."""
@@ -67,12 +80,21 @@ class Admission:
         owner_uid = _owner_of(request, client.uid)
         allowance = await self._quotas.allowance(owner_uid)
         exact = request.model_copy(
-            update={"request_id": request_id, "wait": False, "share_gid": share_gid, "owner_uid": None}
+            update={
+                "request_id": request_id,
+                "wait": False,
+                "share_gid": share_gid,
+                "owner_uid": None,
+                "queue_ns": None,
+            }
         )
         creation: Creation | None = None
         try:
-            async with self._one:
-                creation = await self._admit(exact, allowance, owner_uid, client.peer.process)
+            if request.queue_ns is None:
+                async with self._one:
+                    creation = await self._admit(exact, allowance, owner_uid, client.peer.process)
+            else:
+                creation = await self._wait(exact, allowance, owner_uid, client.peer.process, request.queue_ns / 1e9)
             reading = await creation.finish()
         except BaseException:
             if creation is not None:
@@ -117,6 +139,40 @@ class Admission:
                 return changed
         raise VgpuError(ErrorCode.TIMEOUT, f"{vgpu.vgpu_id} did not change within {CHANGE_S:g} s", "see: vgpuctl logs")
 
+    async def _wait(
+        self, request: Create, allowance: Allowance, owner_uid: int, asker: Process, limit_s: float
+    ) -> Creation:
+        """In the queue, unless the vGPU is there already. What never fits is refused at once."""
+        async with self._one:
+            snapshot = await self._survey.snapshot()
+            if any(_answers(vgpu, request, owner_uid) for vgpu in snapshot.vgpus):
+                return await self._admit(request, allowance, owner_uid, asker)
+            spec = self._quotas.filled(request.spec, allowance, None)
+            if spec.name is not None:
+                await self._refuse_taken_name(spec.name, owner_uid)
+            gpus = snapshot.gpus if request.gpu.lower() == "auto" else [find_gpu(request.gpu, snapshot.gpus)]
+            claim = "" if request.claim is None else request.claim.kind
+            self._quotas.check_alone(spec, gpus, allowance, claim)
+        request = request.model_copy(update={"spec": spec})
+        user = self._quotas.source(owner_uid)
+        entry = Entry(request, spec, allowance, owner_uid, asker, user, time.time())
+        return await self.queue.wait(entry, limit_s)
+
+    async def _admit_waiting(self, entry: Entry, gpus: tuple[int, ...]) -> Creation:
+        """Admit a request of the queue on the first of ``gpus`` that takes it."""
+        allowance = await self._quotas.allowance(entry.owner_uid)  # the quotas may be others than at its arrival
+        async with self._one:
+            snapshot = await self._survey.snapshot()
+            if entry.spec.name is not None:
+                await self._refuse_taken_name(entry.spec.name, entry.owner_uid)
+            by_index = {gpu.index: gpu for gpu in snapshot.gpus if gpu.state == "serving"}
+            found = [by_index[index] for index in gpus if index in by_index]
+            if not found:
+                raise VgpuError(ErrorCode.UNAVAILABLE, "no GPU that it may have is served", "see: vgpuctl gpu ls")
+            entry.allowance = allowance
+            found = self._within_quota(found, entry.request, entry.spec, allowance, snapshot)
+            return await self._first_that_admits(found, snapshot, entry.request, entry.owner_uid, entry.asker)
+
     async def _admit(self, request: Create, allowance: Allowance, owner_uid: int, asker: Process) -> Creation:
         snapshot = await self._survey.snapshot()
         existing = next((vgpu for vgpu in snapshot.vgpus if _answers(vgpu, request, owner_uid)), None)
@@ -128,7 +184,7 @@ class Admission:
             if spec.name is not None:
                 await self._refuse_taken_name(spec.name, owner_uid)
             found = candidates(request.gpu, snapshot.gpus, snapshot.vgpus, spec, self._placement)
-            found = self._within_quota(found, request, spec, allowance, snapshot)
+            found = self._within_quota(self._not_kept(found), request, spec, allowance, snapshot)
         return await self._first_that_admits(found, snapshot, request, owner_uid, asker)
 
     def _within_quota(
@@ -147,6 +203,17 @@ class Admission:
         if refusal is not None and not fitting:
             raise refusal
         return fitting
+
+    def _not_kept(self, gpus: list[GpuStatus]) -> list[GpuStatus]:
+        """The GPUs that are not kept for a request which has waited for long."""
+        kept = self.queue.kept
+        free = [gpu for gpu in gpus if gpu.index not in kept]
+        if gpus and not free:
+            which = f"GPU {gpus[0].index}" if len(gpus) == 1 else f"each of {len(gpus)} GPUs"
+            raise VgpuError(
+                ErrorCode.NO_ROOM, f"{which} is kept for a request that has waited for long", "wait for room: --wait"
+            )
+        return free
 
     async def _first_that_admits(
         self, gpus: list[GpuStatus], snapshot: Snapshot, request: Create, owner_uid: int, asker: Process

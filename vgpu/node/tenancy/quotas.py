@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from vgpu.errors import VgpuError
 from vgpu.groups import Groups
 from vgpu.node.sources import Owners, Source
 from vgpu.protocol.messages import GpuStatus, QuotaHeld, QuotaReading, Snapshot, VgpuStatus
@@ -34,7 +35,7 @@ class NodeQuotas:
     async def allowance(self, uid: int) -> Allowance:
         """What holds for user ``uid``. ``VgpuError`` (unavailable): the name service does not answer, and a quota needs
         the names."""
-        quotas, source = self.quotas, self._source(uid)
+        quotas, source = self.quotas, self.source(uid)
         named = bool(quotas.user or quotas.group)
         if isinstance(source, str):
             user = User(uid, source)
@@ -73,9 +74,9 @@ class NodeQuotas:
             old = before.spec
             allowance = replace(allowance, quota=_stricter(allowance.quota, spec, old, gpu.total_memory_bytes))
             of_claim = None if of_claim is None else _stricter(of_claim, spec, old, gpu.total_memory_bytes)
-        whose = self._source(allowance.user.uid)
+        whose = self.source(allowance.user.uid)
         found = list(_amounts(snapshot, but))
-        held = Held.of(taken for vgpu, taken in found if self._source(vgpu.owner_uid) == whose)
+        held = Held.of(taken for vgpu, taken in found if self.source(vgpu.owner_uid) == whose)
         check(
             spec,
             gpu.total_memory_bytes,
@@ -85,6 +86,21 @@ class NodeQuotas:
             if of_claim is None
             else (claim, of_claim, Held.of(taken for _, taken in found if taken.claim == claim)),
         )
+
+    def check_alone(self, spec: VgpuSpec, gpus: Sequence[GpuStatus], allowance: Allowance, claim: str) -> None:
+        """``VgpuError`` (quota): it fits the quota on none of these GPUs, even if the user had nothing else."""
+        refusal: VgpuError | None = None
+        of_claim = self.quotas.of_claim(claim) if claim else None
+        for gpu in gpus:
+            try:
+                nothing = None if of_claim is None else (claim, of_claim, Held())
+                check(spec, gpu.total_memory_bytes, allowance, Held(), nothing)
+            except VgpuError as error:
+                refusal = refusal or error
+            else:
+                return
+        if refusal is not None:
+            raise refusal
 
     async def over(self, snapshot: Snapshot) -> tuple[str, ...]:
         """The vGPUs of users that have more than their quota allows now."""
@@ -98,8 +114,8 @@ class NodeQuotas:
 
     def reading(self, allowance: Allowance, snapshot: Snapshot) -> QuotaReading:
         """What the user may have, and has."""
-        whose = self._source(allowance.user.uid)
-        held = Held.of(taken for vgpu, taken in _amounts(snapshot) if self._source(vgpu.owner_uid) == whose)
+        whose = self.source(allowance.user.uid)
+        held = Held.of(taken for vgpu, taken in _amounts(snapshot) if self.source(vgpu.owner_uid) == whose)
         return QuotaReading(
             uid=allowance.user.uid,
             user=allowance.user.name,
@@ -108,7 +124,7 @@ class NodeQuotas:
             held=QuotaHeld(sm_percent=held.promised_percent, memory_bytes=held.memory_bytes, vgpus=held.vgpus),
         )
 
-    def _source(self, uid: int) -> Source:
+    def source(self, uid: int) -> Source:
         return self._owners().source_of(uid)
 
 

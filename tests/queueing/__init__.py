@@ -1,0 +1,1 @@
+"""The order of requests that wait for room."""

@@ -1,0 +1,397 @@
+"""The requests that wait for room (``create --wait``), and the task that places them.
+
+A request waits for as long as its client's link is there. The node's database has the time since when it waits. So a
+client that comes back after a restart of the node has its old place. Whatever the database says, only a client that is
+there has a place in the queue.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sqlite3
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final, NoReturn, TypeAlias
+
+import trio
+
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.identity import Process
+from vgpu.loggers import get_logger
+from vgpu.node.creation import Creation
+from vgpu.node.database import NodeDatabase
+from vgpu.node.feed import EventFeed
+from vgpu.node.routing import find_gpu
+from vgpu.node.survey import StatusCollector
+from vgpu.placement.box import left, ranked, request
+from vgpu.protocol.messages import (
+    Create,
+    EventReading,
+    GpuStatus,
+    QueueList,
+    QueueReading,
+    Snapshot,
+)
+from vgpu.queueing.order import Order, Room, Turn, User, Waiting, ordered
+from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
+from vgpu.quotas.quota import Allowance
+from vgpu.share import PPM
+from vgpu.spec import VgpuSpec, as_options
+from vgpu.units import counted, format_bytes, format_duration
+
+log = get_logger(__name__)
+
+EVERY_S: Final = 2.0
+"""Between two attempts, where no event came: a GPU Server may have been restarted, or a time to live has ended."""
+SETTLE_S: Final = 0.02
+"""After an event: several come together."""
+COME_BACK_S: Final = 60.0
+"""How long a restarted node remembers since when the requests of its predecessor have waited."""
+NO_ROOM: Final = frozenset({ErrorCode.NO_ROOM, ErrorCode.MODE, ErrorCode.QUOTA, ErrorCode.UNAVAILABLE})
+"""Refusals that may end by themselves."""
+Place: TypeAlias = tuple[str, int]
+"""Request id and owner."""
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One request that waits. ``creation`` or ``error`` is there when ``done`` is set."""
+
+    request: Create
+    spec: VgpuSpec
+    allowance: Allowance
+    owner_uid: int
+    asker: Process
+    user: User
+    since_unix_s: float
+    done: trio.Event = field(default_factory=trio.Event)
+    creation: Creation | None = None
+    error: VgpuError | None = None
+    left: bool = False
+    reason: str = ""
+
+    @property
+    def place(self) -> Place:
+        return self.request.request_id, self.owner_uid
+
+    @property
+    def key(self) -> str:
+        """Two users may choose the same request id."""
+        return f"{self.owner_uid}/{self.request.request_id}"
+
+    def end(self, creation: Creation | None, error: VgpuError | None = None) -> None:
+        self.creation, self.error = creation, error
+        self.done.set()
+
+
+Admit: TypeAlias = Callable[[Entry, tuple[int, ...]], Awaitable[Creation]]
+"""Admits the request on the first of these GPUs that takes it."""
+
+
+class Queue:
+    """``run`` in a nursery; any task may call ``wait``. ``rules`` may be replaced at any time."""
+
+    def __init__(
+        self,
+        survey: StatusCollector,
+        feed: EventFeed,
+        database: NodeDatabase,
+        admit: Admit,
+        *,
+        placement: str,
+        rules: QueueRules = DEFAULT_RULES,
+    ) -> None:
+        self.rules = rules
+        self._survey = survey
+        self._feed = feed
+        self._database = database
+        self._admit = admit
+        self._placement = placement
+        self._entries: dict[Place, Entry] = {}
+        self._order = Order()
+        self._served_s: dict[User, float] = {}
+        """When each user's last request was placed."""
+        self._places: dict[Place, float] = {}
+        """What the database has: since when each request waits."""
+        self._seen: set[Place] = set()
+        """Those that have waited since this node began."""
+        self._forgets_at = math.inf
+        self._sending, self._receiving = trio.open_memory_channel[EventReading](1)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    @property
+    def kept(self) -> Mapping[int, str]:
+        """By GPU, the request that it is kept for."""
+        return self._order.kept
+
+    async def wait(self, entry: Entry, limit_s: float) -> Creation:
+        """The creation of its vGPU, once there is room. ``VgpuError``: ``no-room`` after ``limit_s``, or at once where
+        it never fits; or what else is wrong with the request."""
+        entry.since_unix_s = self._places.get(entry.place, entry.since_unix_s)
+        await self._check(entry)
+        if (before := self._entries.get(entry.place)) is not None:  # the same request on another link
+            before.end(None, VgpuError(ErrorCode.EXISTS, "the same request waits on another link now"))
+        self._entries[entry.place] = entry
+        self._wake()
+        try:
+            with trio.move_on_after(limit_s):
+                await entry.done.wait()
+            if not entry.done.is_set():
+                waited = format_duration(max(1, int(limit_s)) * 10**9)
+                raise VgpuError(
+                    ErrorCode.NO_ROOM, f"there was no room for {waited}: {entry.reason}", "wait longer, or ask for less"
+                )
+            if entry.error is not None:
+                raise entry.error
+            assert entry.creation is not None
+            return entry.creation
+        except BaseException:
+            if entry.creation is not None:
+                entry.creation.close()
+            raise
+        finally:
+            entry.left = True
+            if self._entries.get(entry.place) is entry:
+                del self._entries[entry.place]
+            self._wake()
+
+    def list(self) -> QueueList:
+        """The requests in the order in which they are tried."""
+        by_id = {entry.key: entry for entry in self._entries.values()}
+        turns = [turn for turn in self._order.turns if turn.request.request_id in by_id]
+        return QueueList(
+            waiting=tuple(
+                QueueReading(
+                    request_id=entry.request.request_id,
+                    position=number,
+                    owner_uid=entry.owner_uid,
+                    spec=entry.spec,
+                    gpu=entry.request.gpu,
+                    since_unix_s=entry.since_unix_s,
+                    kept_gpu=turn.kept,
+                    reason=entry.reason,
+                )
+                for number, turn in enumerate(turns, 1)
+                for entry in [by_id[turn.request.request_id]]
+            )
+        )
+
+    # --- the task
+
+    async def run(self) -> NoReturn:
+        await self._remember()
+        self._feed.add(self._sending)
+        while True:
+            with trio.move_on_after(EVERY_S if self._entries else math.inf):
+                await self._receiving.receive()
+                await trio.sleep(SETTLE_S)
+            try:
+                await self._place()
+            except VgpuError as error:
+                log.warning("the queue waits", reason=error.message)
+            await self._keep_places()
+
+    def _wake(self) -> None:
+        with suppress(trio.WouldBlock):
+            self._sending.send_nowait(_WAKE)
+
+    async def _place(self) -> None:
+        """Try every request once, in their order. After each success the order is made anew."""
+        failed: dict[tuple[str, tuple[int, ...]], str] = {}
+        while True:
+            snapshot = await self._survey.snapshot()
+            entries = {entry.key: entry for entry in self._entries.values() if not entry.done.is_set()}
+            self._order = self._ordered(snapshot, entries)
+            for turn in self._order.turns:
+                entry = entries[turn.request.request_id]
+                what = entry.spec.model_dump_json(exclude={"name", "ttl_ns"}), turn.gpus
+                if entry.left:
+                    continue
+                if what in failed and not entry.allowance.sections:  # one like it has found no room just now
+                    entry.reason = failed[what]
+                    continue
+                if await self._try(entry, turn, snapshot):
+                    break
+                failed[what] = entry.reason
+            else:
+                return
+
+    async def _try(self, entry: Entry, turn: Turn, snapshot: Snapshot) -> bool:
+        """Whether the order has changed: the request has its vGPU, or is refused for good."""
+        usable = [gpu for gpu in snapshot.gpus if gpu.index in turn.gpus]
+        best = [rank.gpu.index for rank in ranked(self._placement, usable, snapshot.vgpus, entry.spec) if rank.reasons]
+        if not best:
+            entry.reason = self._why(entry, turn, snapshot)
+            return False
+        try:
+            creation = await self._admit(entry, tuple(best))
+        except VgpuError as error:
+            if error.code in NO_ROOM:
+                entry.reason = error.message
+                return False
+            entry.end(None, error)
+            return True
+        if entry.left:  # the client has left meanwhile: the GPU Server takes the vGPU back
+            creation.close()
+        else:
+            self._served_s[entry.user] = time.time()
+            entry.end(creation)
+        return True
+
+    def _ordered(self, snapshot: Snapshot, entries: Mapping[str, Entry]) -> Order:
+        serving = [gpu for gpu in snapshot.gpus if gpu.state == "serving"]
+        waiting = [
+            Waiting(
+                key,
+                entry.user,
+                entry.since_unix_s,
+                sizes(entry.spec, _wanted(entry.request, serving)),
+                entry.allowance.quota.weight or 1.0,
+                _PRIORITIES.get(entry.spec.priority, 1),
+            )
+            for key, entry in entries.items()
+        ]
+        return ordered(
+            time.time(),
+            waiting,
+            self._held(snapshot),
+            {gpu.index: _room(gpu) for gpu in serving},
+            self.rules.patience_ns / 1e9,
+        )
+
+    def _held(self, snapshot: Snapshot) -> dict[User, float]:
+        """What each user that waits holds, in GPUs of the scarcer resource."""
+        users = {entry.owner_uid: entry.user for entry in self._entries.values()}
+        memory = {gpu.index: gpu.total_memory_bytes for gpu in snapshot.gpus}
+        found: dict[User, float] = {}
+        for vgpu in snapshot.vgpus:
+            user = users.get(vgpu.owner_uid, vgpu.owner_uid)
+            total = memory.get(vgpu.gpu_index, 0) or 1
+            found[user] = found.get(user, 0.0) + _part(vgpu.spec, total)
+        return found
+
+    def _why(self, entry: Entry, turn: Turn, snapshot: Snapshot) -> str:
+        """Why the request waits, in one sentence."""
+        serving = [gpu for gpu in snapshot.gpus if gpu.state == "serving"]
+        wanted = _wanted(entry.request, serving)
+        if not wanted:
+            return "no GPU that it may have is served"
+        if not turn.gpus:
+            return "each GPU that it may have is kept for a request that has waited longer"
+        emptiest = max(
+            (gpu for gpu in wanted if gpu.index in turn.gpus), key=lambda gpu: min(_room(gpu).time, _room(gpu).memory)
+        )
+        room = left(emptiest)
+        has = f"{room.time_ppm / PPM * 100:.3g} % of its time and {format_bytes(room.memory_bytes)} of its memory left"
+        which = f"GPU {emptiest.index}" if len(turn.gpus) == 1 else f"GPU {emptiest.index}, the emptiest,"
+        return f"{which} has {has}" + (f"; GPU {turn.kept} is kept for it" if turn.kept is not None else "")
+
+    # --- what is refused at once
+
+    async def _check(self, entry: Entry) -> None:
+        """``VgpuError``: the queue is full, or the request fits no GPU even when it is empty."""
+        own = sum(other.user == entry.user for other in self._entries.values())
+        exempt = entry.user in {0, os.geteuid()}
+        if len(self._entries) >= self.rules.most:
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE, f"{counted(self.rules.most, 'request')} wait already", "try again later"
+            )
+        if own >= self.rules.most_per_user and not exempt:
+            raise VgpuError(
+                ErrorCode.UNAVAILABLE,
+                f"{counted(own, 'request')} of yours wait already, the most by [queue] most_per_user",
+                "see: vgpuctl queue",
+            )
+        gpus = [gpu for gpu in (await self._survey.snapshot()).gpus if gpu.total_memory_bytes]
+        wanted = _wanted(entry.request, gpus)
+        if wanted and not sizes(entry.spec, wanted):
+            largest = max(gpu.total_memory_bytes for gpu in wanted)
+            asked = format_bytes(entry.spec.memory_on(largest))
+            raise VgpuError(
+                ErrorCode.NO_ROOM,
+                f"no GPU ever has room for {as_options(entry.spec.model_dump(exclude_defaults=True))}: "
+                f"{asked} are asked for, and the largest has {format_bytes(largest)}",
+                f"--mem {format_bytes(largest).replace(' ', '')} at most",
+            )
+
+    # --- places that outlive the node
+
+    async def _remember(self) -> None:
+        try:
+            rows = await self._database.read(
+                lambda db: db.execute("SELECT request_id, owner_uid, since_unix_s FROM waiting").fetchall()
+            )
+        except VgpuError as error:
+            log.warning("places in the queue are not known", reason=error.message)
+            rows = []
+        self._places = {(str(request_id), int(uid)): float(since) for request_id, uid, since in rows}
+        for entry in self._entries.values():  # they came before the database was read
+            entry.since_unix_s = self._places.get(entry.place, entry.since_unix_s)
+        self._forgets_at = trio.current_time() + COME_BACK_S
+
+    async def _keep_places(self) -> None:
+        """Write the places of those that wait, and remove those of requests that left, or did not come back."""
+        now = {place: entry.since_unix_s for place, entry in self._entries.items()}
+        if trio.current_time() < self._forgets_at:
+            known = {place: since for place, since in self._places.items() if place not in self._left(now)}
+            now = known | now
+        if now == self._places:
+            return
+        gone, new = self._places.keys() - now.keys(), {p: s for p, s in now.items() if self._places.get(p) != s}
+
+        def write(db: sqlite3.Connection) -> None:
+            db.executemany("DELETE FROM waiting WHERE request_id = ? AND owner_uid = ?", gone)
+            db.executemany(
+                "INSERT OR REPLACE INTO waiting VALUES (?, ?, ?)", [(*place, since) for place, since in new.items()]
+            )
+
+        try:
+            await self._database.write(write)
+        except VgpuError:
+            return  # the database has said it, and is tried again
+        self._places = now
+
+    def _left(self, now: Mapping[Place, float]) -> set[Place]:
+        """The places of requests that have left, of those that were here since the node began."""
+        self._seen |= now.keys()
+        return self._seen - now.keys()
+
+
+_PLACES: Final = "SELECT request_id, owner_uid, since_unix_s FROM waiting"
+_WAKE: Final = EventReading(at_unix_s=0.0, kind="queue", gpu_index=0, text="")
+_PRIORITIES: Final = {"low": 0, "normal": 1, "high": 2}
+
+
+def _wanted(asked: Create, gpus: list[GpuStatus]) -> list[GpuStatus]:
+    """The GPUs that the request may have."""
+    if asked.gpu.lower() == "auto":
+        return gpus
+    try:
+        return [find_gpu(asked.gpu, gpus)]
+    except VgpuError:
+        return []
+
+
+def sizes(spec: VgpuSpec, gpus: list[GpuStatus]) -> dict[int, float]:
+    """By GPU, the part of the scarcer of time and memory that the vGPU takes. A GPU with too little memory is left
+    out."""
+    found = {}
+    for gpu in gpus:
+        asked = request(spec, gpu)
+        if asked.memory_bytes <= gpu.total_memory_bytes:
+            found[gpu.index] = max(asked.time_ppm / PPM, asked.memory_bytes / (gpu.total_memory_bytes or 1))
+    return found
+
+
+def _part(spec: VgpuSpec, total_memory_bytes: int) -> float:
+    return max(spec.compute_ratio * spec.quota_request_ratio, spec.memory_on(total_memory_bytes) / total_memory_bytes)
+
+
+def _room(gpu: GpuStatus) -> Room:
+    room = left(gpu)
+    return Room(room.time_ppm / PPM, room.memory_bytes / (gpu.total_memory_bytes or 1))
