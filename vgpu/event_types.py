@@ -38,6 +38,8 @@ class EventType(StrEnum):
     MPS_LOST = "mps-lost"
     MPS_FAILED = "mps-failed"
     MPS_RESTARTED = "mps-restarted"
+    DRAINED = "drained"
+    UNDRAINED = "undrained"
     IDLE = "idle"
     RECLAIMED = "reclaimed"
     NOT_RECLAIMED = "not-reclaimed"

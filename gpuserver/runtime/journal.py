@@ -27,7 +27,7 @@ from vgpu.protocol.stream import file_at
 from vgpu.spec import VgpuSpec, explain
 from vgpu.trust import replaceable_part
 
-SCHEMA_VERSION: Final = 6
+SCHEMA_VERSION: Final = 7
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -36,7 +36,8 @@ CREATE TABLE IF NOT EXISTS server (
     next_epoch INTEGER NOT NULL,
     mode TEXT NOT NULL,
     period_ns INTEGER,
-    window_ns INTEGER
+    window_ns INTEGER,
+    draining INTEGER NOT NULL DEFAULT 0
 );
 CREATE TABLE IF NOT EXISTS vgpu (
     vgpu_id TEXT PRIMARY KEY,
@@ -73,13 +74,14 @@ _MEMBERS: Final = TypeAdapter(tuple[Member, ...])
 @dataclass(frozen=True, slots=True)
 class ServerRow:
     """``generation``: of the grants pages. ``next_epoch``: when this was written, no lease had had it or a later one.
-    ``mode``: what was chosen ("" before the first choice)."""
+    ``mode``: what was chosen ("" before the first choice). ``draining``: the GPU takes no new vGPUs."""
 
     generation: int
     next_epoch: int
     mode: str
     period_ns: int | None
     window_ns: int | None = None
+    draining: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ class _Found(BaseModel):
     mode: Literal["", "temporal", "spatial"]
     period_ns: int | None
     window_ns: int | None
+    draining: bool
 
 
 class Journal:
@@ -183,6 +186,8 @@ class Journal:
             known = {column[1] for column in columns}
         if "window_ns" not in known:  # written by schema 1
             self._database.execute("ALTER TABLE server ADD COLUMN window_ns INTEGER")
+        if "draining" not in known:  # by schema 6
+            self._database.execute("ALTER TABLE server ADD COLUMN draining INTEGER NOT NULL DEFAULT 0")
         with closing(self._database.execute("PRAGMA table_info(vgpu)")) as columns:
             known = {column[1] for column in columns}
         if "suspended" not in known:  # by schema 2
@@ -288,8 +293,8 @@ class Journal:
 
     def write_server(self, row: ServerRow) -> None:
         self._database.execute(
-            "INSERT OR REPLACE INTO server VALUES (0, ?, ?, ?, ?, ?, ?)",
-            (SCHEMA_VERSION, row.generation, row.next_epoch, row.mode, row.period_ns, row.window_ns),
+            "INSERT OR REPLACE INTO server VALUES (0, ?, ?, ?, ?, ?, ?, ?)",
+            (SCHEMA_VERSION, row.generation, row.next_epoch, row.mode, row.period_ns, row.window_ns, row.draining),
         )
 
     def write(self, server: ServerRow, vgpus: Iterable[VgpuRow]) -> list[str]:

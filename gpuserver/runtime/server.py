@@ -212,6 +212,7 @@ class GpuServer:
         """Enlist the vGPUs of the journal, each under a grants page of this server's generation."""
         state, rows = self._state, self._remembered
         start_soon = state.nursery.start_soon
+        state.registry.draining = state.row.draining
         state.registry.restore(
             (
                 *(r.vgpu_id, r.key, r.spec, r.owner, r.created_unix_ns, r.expires_unix_ns),

@@ -242,6 +242,11 @@ class GpuState:
         self.policy = replace(self.policy, window_ns=window_ns)
         self.row = replace(self.row, window_ns=window_ns)
 
+    def set_draining(self, draining: bool) -> None:
+        """Take no new vGPUs from now on, or take them again, also as the next server."""
+        self.registry.draining = draining
+        self.row = replace(self.row, draining=draining)
+
     # --- events
 
     def record_event(self, kind: EventType, vgpu: Vgpu | None, text: str, **fields: int | float | str) -> None:

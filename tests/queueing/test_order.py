@@ -20,7 +20,7 @@ def ask(name: str, user: User = "a", since_s: float = 0, size: float = 0.5, **fi
 
 
 def names(order: Order) -> list[str]:
-    return [turn.request.request_id for turn in order.turns]
+    return [candidate.request.request_id for candidate in order.candidates]
 
 
 def test_a_user_with_many_requests_delays_another_by_one() -> None:
@@ -47,8 +47,8 @@ def test_who_has_waited_for_long_goes_first_and_has_a_gpu_kept() -> None:
     order = ordered(700, [ask("old", "a", 0, 1.0), ask("young", "b", 650, 0.3)], {"a": 3.0}, rooms, PATIENCE_S)
     assert names(order) == ["old", "young"]
     assert order.kept == {1: "old"}
-    assert (order.turns[0].gpus, order.turns[0].kept) == ((0, 1), 1)
-    assert order.turns[1].gpus == (0,)
+    assert (order.candidates[0].gpus, order.candidates[0].kept) == ((0, 1), 1)
+    assert order.candidates[1].gpus == (0,)
     assert (order.position("young"), order.position("none")) == (2, 0)
 
 
@@ -85,14 +85,16 @@ def test_every_order_has_each_request_once_and_keeps_what_it_keeps(
     assert order == ordered(1000, list(reversed(waiting)), held, rooms, PATIENCE_S)
     # A GPU that is kept for a request is closed to all that come after it.
     kept: set[int] = set()
-    for turn in order.turns:
-        assert kept.isdisjoint(turn.gpus)
-        kept |= set() if turn.kept is None else {turn.kept}
+    for candidate in order.candidates:
+        assert kept.isdisjoint(candidate.gpus)
+        kept |= set() if candidate.kept is None else {candidate.kept}
     assert kept == order.kept.keys()
     # One for each user at most, and the oldest request of each user goes before all that are not old.
-    assert set(Counter(turn.request.user for turn in order.turns if turn.kept is not None).values()) <= {1}
-    old = {turn.request.user for turn in order.turns if 1000 - turn.request.since_s >= PATIENCE_S}
-    assert {turn.request.user for turn in order.turns[: len(old)]} == old
+    assert set(
+        Counter(candidate.request.user for candidate in order.candidates if candidate.kept is not None).values()
+    ) <= {1}
+    old = {candidate.request.user for candidate in order.candidates if 1000 - candidate.request.since_s >= PATIENCE_S}
+    assert {candidate.request.user for candidate in order.candidates[: len(old)]} == old
 
 
 @dataclass
@@ -124,14 +126,14 @@ class Cluster:
             rooms = {gpu: Room(room, room) for gpu, room in self.free.items()}
             left = [one for one in waiting if one not in placed]
             order = ordered(self.now, left, held, rooms, PATIENCE_S, self.served)
-            for turn in order.turns:
-                gpu = max(turn.gpus, key=lambda one: self.free[one], default=None)
-                if gpu is not None and self.free[gpu] >= turn.request.size[gpu] - 1e-9:
-                    self.free[gpu] -= turn.request.size[gpu]
-                    self.running.append((self.now + lasts, gpu, turn.request.size[gpu], turn.request.user))
-                    self.served[turn.request.user] = self.now + len(placed) / 1000
-                    self.waits.setdefault(turn.request.user, []).append(self.now - turn.request.since_s)
-                    placed.append(turn.request)
+            for candidate in order.candidates:
+                gpu = max(candidate.gpus, key=lambda one: self.free[one], default=None)
+                if gpu is not None and self.free[gpu] >= candidate.request.size[gpu] - 1e-9:
+                    self.free[gpu] -= candidate.request.size[gpu]
+                    self.running.append((self.now + lasts, gpu, candidate.request.size[gpu], candidate.request.user))
+                    self.served[candidate.request.user] = self.now + len(placed) / 1000
+                    self.waits.setdefault(candidate.request.user, []).append(self.now - candidate.request.since_s)
+                    placed.append(candidate.request)
                     break
             else:
                 return placed

@@ -211,7 +211,7 @@ def test_a_journal_of_a_newer_release_is_left_alone(path: Path, column: str) -> 
     with pytest.raises(VgpuError) as refused:
         begun(path)
     assert refused.value.code is ErrorCode.VERSION
-    assert refused.value.message == f"{path} was written by a newer release (schema 99, this one knows 6)"
+    assert refused.value.message == f"{path} was written by a newer release (schema 99, this one knows 7)"
     assert refused.value.hint == "install that release again, or a newer one"
     assert path.read_bytes() == before
 

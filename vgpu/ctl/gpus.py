@@ -11,6 +11,7 @@ import typer
 from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import say
 from vgpu.ctl.options import Mode, Output, OutputOption
+from vgpu.ctl.placement import moving
 from vgpu.ctl.present import progress
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ def set_(
         output.print_json(changed)
     else:
         output.print_table(tables.GPUS, [tables.gpu_row(changed)])
+
+
+moving.add_to(gpu_app)
 
 
 def register(app: typer.Typer) -> None:

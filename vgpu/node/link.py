@@ -161,9 +161,16 @@ class ControlLink(BlockingLink):
         return self._ask(Gpus(), GpuList).gpus
 
     def set_gpu(
-        self, gpu: str, *, mode: ModeChoice | None = None, period_ns: int | None = None, window_ns: int | None = None
+        self,
+        gpu: str,
+        *,
+        mode: ModeChoice | None = None,
+        period_ns: int | None = None,
+        window_ns: int | None = None,
+        draining: bool | None = None,
     ) -> GpuStatus:
-        return self._ask(SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns), GpuStatus)
+        request = SetGpu(gpu=gpu, mode=mode, period_ns=period_ns, window_ns=window_ns, draining=draining)
+        return self._ask(request, GpuStatus)
 
     def status(self) -> NodeStatus:
         return self._ask(Status(), NodeStatus)

@@ -61,10 +61,15 @@ def candidates(
     placement: PlacementName = PlacementName.SPREAD,
 ) -> list[GpuStatus]:
     """The GPUs to try, in this order. "auto": all that serve, by the policy ``placement``. Otherwise the one that is
-    named, as in ``serving``. Errors: ``not-found``, ``ambiguous``, ``unavailable``."""
+    named, as in ``serving``. Errors: ``not-found``, ``ambiguous``, ``unavailable``; ``no-room``: all are drained."""
     if choice.lower() != "auto":
         return [serving(choice, gpus)]
-    return [rank.gpu for rank in ranked(placement, all_serving(gpus), vgpus, spec)]
+    open_ones = [gpu for gpu in all_serving(gpus) if not gpu.draining]
+    if not open_ones:
+        raise VgpuError(
+            ErrorCode.NO_ROOM, "every GPU of this node is drained, and takes no vGPU", "vgpuctl gpu undrain GPU"
+        )
+    return [rank.gpu for rank in ranked(placement, open_ones, vgpus, spec)]
 
 
 def all_serving(gpus: Sequence[GpuStatus]) -> list[GpuStatus]:

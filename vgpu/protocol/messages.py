@@ -258,13 +258,26 @@ class Gpus(Request):
 
 class SetGpu(Request):
     """Change a GPU → ``GpuStatus``. ``mode`` only while no process is attached; ``period_ns``: one round of leases;
-    ``window_ns``: the most predicted GPU time in flight, from the next lease on."""
+    ``window_ns``: the most predicted GPU time in flight, from the next lease on; ``draining``: it takes no new vGPUs.
+    """
 
     op: Literal["set-gpu"] = "set-gpu"
     gpu: str
     mode: ModeChoice | None = None
     period_ns: PeriodNs | None = None
     window_ns: WindowNs | None = None
+    draining: bool | None = None
+
+    def said_to(self, version: int) -> dict[str, Any]:
+        if version >= QUEUE_SINCE:
+            return super().said_to(version)
+        if self.draining is not None:
+            raise VgpuError(
+                ErrorCode.VERSION,
+                "this node, or its GPU Server, is of an older release, which drains no GPUs",
+                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+            )
+        return self.model_dump(mode="json", exclude={"draining"})
 
 
 class Status(Request):
@@ -619,6 +632,7 @@ class GpuStatus(Reading):
     reason: Line = ""
     mode: ModeName
     mode_reason: Line  # why this mode: the default, asked for, or why auto chose it
+    draining: bool = False  # it takes no new vGPUs
     period_ns: int  # temporal: one round of leases; spatial: length of a round
     sm_count: int
     total_memory_bytes: int

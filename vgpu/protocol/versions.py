@@ -12,7 +12,7 @@ PROTOCOL_VERSION: Final = 6
 3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime``, ``wait`` and ``owner_uid``; ``Await``, ``Confirm``.
 4: ``Create`` carries ``claim`` and ``attach``.
 5: ``Awaits``; a claim has ``pods``.
-6: ``Create`` carries ``queue_ns``.
+6: ``Create`` carries ``queue_ns``, and ``SetGpu`` ``draining``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3
@@ -25,4 +25,4 @@ CLAIMS_SINCE: Final = 4
 PODS_SINCE: Final = 5
 """The first version that has ``Claim.pods``."""
 QUEUE_SINCE: Final = 6
-"""The first version that has ``Create.queue_ns``."""
+"""The first version that has ``Create.queue_ns`` and ``SetGpu.draining``."""

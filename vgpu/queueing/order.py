@@ -47,8 +47,8 @@ class Room:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A request's turn. ``gpus``: those on which it may be placed now. ``kept``: the GPU that is kept for it."""
+class Candidate:
+    """A request in its place of the order. ``gpus``: those on which it may be placed now. ``kept``: the GPU that is kept for it."""
 
     request: Waiting
     gpus: tuple[int, ...]
@@ -59,12 +59,12 @@ class Turn:
 class Order:
     """All requests in the order in which they are tried. ``kept``: by GPU, the request that it is kept for."""
 
-    turns: tuple[Turn, ...] = ()
+    candidates: tuple[Candidate, ...] = ()
     kept: Mapping[int, str] = field(default_factory=dict)
 
     def position(self, request_id: str) -> int:
         """From 1; 0: it does not wait."""
-        return next((n for n, turn in enumerate(self.turns, 1) if turn.request.request_id == request_id), 0)
+        return next((n for n, one in enumerate(self.candidates, 1) if one.request.request_id == request_id), 0)
 
 
 def ordered(
@@ -82,15 +82,15 @@ def ordered(
     chosen = {one.request_id for one in first}
     rest = _fair([one for one in requests if one.request_id not in chosen], first, held, served_s or {})
     kept: dict[int, str] = {}
-    turns = []
+    candidates = []
     for request in first:
         gpu = _to_keep(request, rooms, kept)
         if gpu is not None:
             kept[gpu] = request.request_id
         # It takes any other GPU as well, if one has room earlier.
-        turns.append(Turn(request, _open_to(request, rooms, kept), gpu))
-    turns += [Turn(request, _open_to(request, rooms, kept)) for request in rest]
-    return Order(tuple(turns), kept)
+        candidates.append(Candidate(request, _open_to(request, rooms, kept), gpu))
+    candidates += [Candidate(request, _open_to(request, rooms, kept)) for request in rest]
+    return Order(tuple(candidates), kept)
 
 
 def _overdue(now_s: float, requests: Sequence[Waiting], patience_s: float) -> list[Waiting]:
@@ -105,10 +105,10 @@ def _fair(
     requests: Sequence[Waiting], before: Iterable[Waiting], held: Mapping[User, float], served_s: Mapping[User, float]
 ) -> list[Waiting]:
     """One after the other, a request of the user that would hold least for its weight."""
-    has, turns = dict(held), Counter[User]()
+    has, placed = dict(held), Counter[User]()
     for one in before:
         has[one.user] = has.get(one.user, 0.0) + one.largest
-        turns[one.user] += 1
+        placed[one.user] += 1
     queues: dict[User, list[Waiting]] = {}
     for request in sorted(requests, key=lambda one: (-one.priority, one.since_s, one.request_id), reverse=True):
         queues.setdefault(request.user, []).append(request)
@@ -116,7 +116,7 @@ def _fair(
     def comes(user: User) -> tuple[float, int, float, float, str]:
         request = queues[user][-1]
         part = round(has.get(user, 0.0) / request.weight, 6)
-        return part, turns[user], served_s.get(user, -math.inf), request.since_s, str(user)
+        return part, placed[user], served_s.get(user, -math.inf), request.since_s, str(user)
 
     found = []
     while queues:
@@ -125,7 +125,7 @@ def _fair(
         if not queues[user]:
             del queues[user]
         has[user] = has.get(user, 0.0) + request.largest
-        turns[user] += 1
+        placed[user] += 1
         found.append(request)
     return found
 

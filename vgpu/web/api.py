@@ -105,6 +105,7 @@ class GpuChanges(BoundedRequest):
     mode: ModeChoice | None = None
     period_ns: PeriodNs | None = None
     window_ns: WindowNs | None = None
+    draining: bool | None = None
 
 
 class Labels(Bounded):

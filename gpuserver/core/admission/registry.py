@@ -122,6 +122,8 @@ class Registry:
         self.mode = mode
         self.occupied_bytes = 0
         """What vGPUs have on the card beyond what they were promised. No other vGPU can be promised that."""
+        self.draining = False
+        """The GPU takes no new vGPUs, and none of another GPU."""
         self._records: dict[str, VgpuRecord] = {}
         self._packing = NO_PACKING
         """Of spatial mode, by key: of the guarantees as they were when the last change was made."""
@@ -168,6 +170,7 @@ class Registry:
         group; ``mode`` for one of a group, or with memory that need not fit, where vGPUs do not take turns."""
         if vgpu_id in self._records:
             raise VgpuError(ErrorCode.EXISTS, f"{vgpu_id} exists already")
+        self._check_draining()
         refuse_like_id(spec.name)
         if spec.group is not None:
             self._check_group(spec.group, owner)
@@ -196,6 +199,7 @@ class Registry:
         """One that comes from another GPU. Errors as ``create``, and ``mode`` where vGPUs do not take turns.
         ``owned_bytes``: what it comes with, however little it is promised; ``again``: what to type once it is smaller.
         """
+        self._check_draining()
         if self.mode is Mode.SPATIAL:
             raise VgpuError(
                 ErrorCode.MODE,
@@ -384,6 +388,12 @@ class Registry:
         if owner.uid not in self.per_user.exempt:
             self._check_part(owner, MAX_VGPUS - len(taken))
         return key
+
+    def _check_draining(self) -> None:
+        if self.draining:
+            raise VgpuError(
+                ErrorCode.NO_ROOM, "this GPU is drained, and takes no vGPU", "choose another; vgpuctl gpu undrain GPU"
+            )
 
     def _check_part(self, owner: Owner, free: int) -> None:
         """Raise ``VgpuError`` if a user with a bound may have no more vGPUs."""

@@ -344,6 +344,11 @@ class Control:
             state.set_period(change.period_ns)
         if change.window_ns is not None:
             state.set_window(change.window_ns)
+        if change.draining is not None and change.draining != state.row.draining:
+            state.set_draining(change.draining)
+            kind = EventType.DRAINED if change.draining else EventType.UNDRAINED
+            does = "takes no new vGPUs" if change.draining else "takes vGPUs again"
+            state.record_event(kind, None, f"GPU {state.facts.index} {does}, by uid {uid}", by_uid=uid)
         state.tokens.set_policy(state.policy)
         if not await state.persist():
             raise unwritten(state, f"GPU {state.facts.index} is changed")
@@ -489,6 +494,7 @@ class Control:
             state="serving",
             mode="temporal" if state.mode is Mode.TEMPORAL else "spatial",
             mode_reason=state.mode_reason,
+            draining=state.row.draining,
             period_ns=state.tokens.period_ns,
             sm_count=state.facts.sm_count,
             total_memory_bytes=state.facts.total_memory_bytes,

@@ -164,7 +164,7 @@ def gpu_row(gpu: GpuStatus) -> Row:
         gpu_label(gpu.index, gpu.simulated),
         gpu.name,
         Cell("no MPS", "bold red") if gpu.mode == "spatial" and gpu.mps_reason else gpu.mode,
-        state(gpu.state),
+        state("drained" if gpu.draining and gpu.state == "serving" else gpu.state),
         percent(gpu.guaranteed_ratio),
         percent(gpu.busy_ratio),
         used_of(gpu.used_memory_bytes, gpu.total_memory_bytes),

@@ -35,7 +35,7 @@ from vgpu.protocol.messages import (
     QueueReading,
     Snapshot,
 )
-from vgpu.queueing.order import Order, Room, Turn, User, Waiting, ordered
+from vgpu.queueing.order import Candidate, Order, Room, User, Waiting, ordered
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import Allowance
 from vgpu.share import PPM
@@ -163,7 +163,7 @@ class Queue:
     def list(self) -> QueueList:
         """The requests in the order in which they are tried."""
         by_id = {entry.key: entry for entry in self._entries.values()}
-        turns = [turn for turn in self._order.turns if turn.request.request_id in by_id]
+        found = [candidate for candidate in self._order.candidates if candidate.request.request_id in by_id]
         return QueueList(
             waiting=tuple(
                 QueueReading(
@@ -173,11 +173,11 @@ class Queue:
                     spec=entry.spec,
                     gpu=entry.request.gpu,
                     since_unix_s=entry.since_unix_s,
-                    kept_gpu=turn.kept,
+                    kept_gpu=candidate.kept,
                     reason=entry.reason,
                 )
-                for number, turn in enumerate(turns, 1)
-                for entry in [by_id[turn.request.request_id]]
+                for number, candidate in enumerate(found, 1)
+                for entry in [by_id[candidate.request.request_id]]
             )
         )
 
@@ -207,26 +207,26 @@ class Queue:
             snapshot = await self._survey.snapshot()
             entries = {entry.key: entry for entry in self._entries.values() if not entry.done.is_set()}
             self._order = self._ordered(snapshot, entries)
-            for turn in self._order.turns:
-                entry = entries[turn.request.request_id]
-                what = entry.spec.model_dump_json(exclude={"name", "ttl_ns"}), turn.gpus
+            for candidate in self._order.candidates:
+                entry = entries[candidate.request.request_id]
+                what = entry.spec.model_dump_json(exclude={"name", "ttl_ns"}), candidate.gpus
                 if entry.left:
                     continue
                 if what in failed and not entry.allowance.sections:  # one like it has found no room just now
                     entry.reason = failed[what]
                     continue
-                if await self._try(entry, turn, snapshot):
+                if await self._try(entry, candidate, snapshot):
                     break
                 failed[what] = entry.reason
             else:
                 return
 
-    async def _try(self, entry: Entry, turn: Turn, snapshot: Snapshot) -> bool:
+    async def _try(self, entry: Entry, candidate: Candidate, snapshot: Snapshot) -> bool:
         """Whether the order has changed: the request has its vGPU, or is refused for good."""
-        usable = [gpu for gpu in snapshot.gpus if gpu.index in turn.gpus]
+        usable = [gpu for gpu in snapshot.gpus if gpu.index in candidate.gpus]
         best = [rank.gpu.index for rank in ranked(self._placement, usable, snapshot.vgpus, entry.spec) if rank.reasons]
         if not best:
-            entry.reason = self._why(entry, turn, snapshot)
+            entry.reason = self._why(entry, candidate, snapshot)
             return False
         try:
             creation = await self._admit(entry, tuple(best))
@@ -244,7 +244,7 @@ class Queue:
         return True
 
     def _ordered(self, snapshot: Snapshot, entries: Mapping[str, Entry]) -> Order:
-        serving = [gpu for gpu in snapshot.gpus if gpu.state == "serving"]
+        serving = _open(snapshot)
         waiting = [
             Waiting(
                 key,
@@ -275,21 +275,22 @@ class Queue:
             found[user] = found.get(user, 0.0) + _part(vgpu.spec, total)
         return found
 
-    def _why(self, entry: Entry, turn: Turn, snapshot: Snapshot) -> str:
+    def _why(self, entry: Entry, candidate: Candidate, snapshot: Snapshot) -> str:
         """Why the request waits, in one sentence."""
-        serving = [gpu for gpu in snapshot.gpus if gpu.state == "serving"]
+        serving = _open(snapshot)
         wanted = _wanted(entry.request, serving)
         if not wanted:
-            return "no GPU that it may have is served"
-        if not turn.gpus:
+            return "no GPU that it may have takes vGPUs now"
+        if not candidate.gpus:
             return "each GPU that it may have is kept for a request that has waited longer"
         emptiest = max(
-            (gpu for gpu in wanted if gpu.index in turn.gpus), key=lambda gpu: min(_room(gpu).time, _room(gpu).memory)
+            (gpu for gpu in wanted if gpu.index in candidate.gpus),
+            key=lambda gpu: min(_room(gpu).time, _room(gpu).memory),
         )
         room = left(emptiest)
         has = f"{room.time_ppm / PPM * 100:.3g} % of its time and {format_bytes(room.memory_bytes)} of its memory left"
-        which = f"GPU {emptiest.index}" if len(turn.gpus) == 1 else f"GPU {emptiest.index}, the emptiest,"
-        return f"{which} has {has}" + (f"; GPU {turn.kept} is kept for it" if turn.kept is not None else "")
+        which = f"GPU {emptiest.index}" if len(candidate.gpus) == 1 else f"GPU {emptiest.index}, the emptiest,"
+        return f"{which} has {has}" + (f"; GPU {candidate.kept} is kept for it" if candidate.kept is not None else "")
 
     # --- what is refused at once
 
@@ -365,6 +366,11 @@ class Queue:
 _PLACES: Final = "SELECT request_id, owner_uid, since_unix_s FROM waiting"
 _WAKE: Final = EventReading(at_unix_s=0.0, kind="queue", gpu_index=0, text="")
 _PRIORITIES: Final = {"low": 0, "normal": 1, "high": 2}
+
+
+def _open(snapshot: Snapshot) -> list[GpuStatus]:
+    """The GPUs that take vGPUs now."""
+    return [gpu for gpu in snapshot.gpus if gpu.state == "serving" and not gpu.draining]
 
 
 def _wanted(asked: Create, gpus: list[GpuStatus]) -> list[GpuStatus]:
