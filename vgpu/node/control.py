@@ -24,9 +24,11 @@ from vgpu.node.creation import Creation
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder, not_served
 from vgpu.node.readings import only
-from vgpu.node.routing import candidates, find_gpu, serving
+from vgpu.node.routing import candidates, find_gpu, find_vgpu, serving
 from vgpu.node.servers import ServerProcess
 from vgpu.node.survey import SILENT, StatusCollector
+from vgpu.node.usage import UsageKeeper
+from vgpu.node.why import explained
 from vgpu.paths import NodePaths
 from vgpu.placement.box import scarcer
 from vgpu.protocol.handlers import Handlers
@@ -53,6 +55,7 @@ from vgpu.protocol.messages import (
     Notice,
     Processes,
     ProcessList,
+    Remove,
     Resume,
     Set,
     Snapshot,
@@ -65,6 +68,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import TABLE, Entry, Route, entry_of
 from vgpu.protocol.service import checked, open_link, software_version
+from vgpu.protocol.usage import Usage, UsageReport, Why, WhyReport
 
 OWN: Final = tuple(entry for entry in TABLE if entry.route is Route.NODE and not entry.is_stream)
 """The requests that the node answers itself, but for streams."""
@@ -96,6 +100,7 @@ class NodeControl:
         processes: Mapping[int, ServerProcess],
         survey: StatusCollector,
         feed: EventFeed,
+        usage: UsageKeeper,
         *,
         simulated: bool,
         placement: PlacementName = PlacementName.SPREAD,
@@ -104,6 +109,7 @@ class NodeControl:
         self._processes = processes
         self._survey = survey
         self._feed = feed
+        self._usage = usage
         self._simulated = simulated
         self._placement = placement
         self._forwarder = Forwarder(processes, survey)
@@ -124,6 +130,8 @@ class NodeControl:
                 GetSnapshot: self._snapshot,
                 GetMetrics: self._metrics,
                 Events: self._past_events,
+                Usage: self._past_usage,
+                Why: self._why,
             },
         )
 
@@ -157,7 +165,10 @@ class NodeControl:
         vgpu = await self._forwarder.find(entry.target(request), client.uid)
         if isinstance(request, Set) and request.changes.name is not None:
             await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
-        return await self._forwarder.to_vgpu(vgpu, request, client.uid, entry.answer)
+        answer = await self._forwarder.to_vgpu(vgpu, request, client.uid, entry.answer)
+        if isinstance(answer, VgpuStatus):
+            (self._usage.hear_last if isinstance(request, Remove) else self._usage.hear)(answer)
+        return answer
 
     # --- changes
 
@@ -298,12 +309,25 @@ class NodeControl:
         return await self._survey.snapshot()
 
     async def _metrics(self, _: GetMetrics, client: Client) -> MetricsSnapshot:
-        return await self._survey.meter(client.uid)
+        return (await self._survey.meter(client.uid)).model_copy(update={"users": self._usage.totals(client.uid)})
 
     async def _past_events(self, asked: Events, client: Client) -> EventList:
         history = self._feed.history
         vgpu_id = history.meant(asked.vgpu, (await self._survey.snapshot()).vgpus, client.uid) if asked.vgpu else ""
         return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
+
+    async def _past_usage(self, asked: Usage, client: Client) -> UsageReport:
+        return await self._usage.report(asked, client.uid)
+
+    async def _why(self, asked: Why, client: Client) -> WhyReport:
+        snapshot = await self._survey.snapshot()
+        vgpu = find_vgpu(asked.vgpu, snapshot.vgpus, client.uid)
+        if vgpu.state == "restarting":
+            gpu = find_gpu(str(vgpu.gpu_index), snapshot.gpus)
+            detail = VgpuDetail(vgpu=vgpu, processes=(), gpu=gpu, notes=())
+        else:
+            detail = await self._forwarder.to_vgpu(vgpu, Inspect(vgpu=vgpu.vgpu_id), client.uid, VgpuDetail)
+        return await explained(detail, snapshot, self._usage)
 
     # --- streams
 

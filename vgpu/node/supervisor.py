@@ -32,6 +32,7 @@ from vgpu.node.servers import ServerProcess, Servers
 from vgpu.node.service import tell_service_manager
 from vgpu.node.sources import Places, Source, read_owners
 from vgpu.node.survey import StatusCollector
+from vgpu.node.usage import UsageKeeper
 from vgpu.openfiles import is_kept
 from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths, unusable
@@ -96,8 +97,9 @@ class Node:
         self._survey = StatusCollector(self._processes, simulated=simulated)
         self._feed = EventFeed(self._events)
         self._database = NodeDatabase(paths.database, warn=self._warn_of_history)
+        self._usage = UsageKeeper(self._database, self._survey)
         self._control = NodeControl(
-            paths, self._processes, self._survey, self._feed, simulated=simulated, placement=placement
+            paths, self._processes, self._survey, self._feed, self._usage, simulated=simulated, placement=placement
         )
 
     async def run(self) -> None:
@@ -107,6 +109,7 @@ class Node:
         try:
             await self._run()
         finally:
+            self._usage.end()
             self._database.close()
             self._events.flush()
 
@@ -121,6 +124,7 @@ class Node:
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             for process in self._processes.values():
                 await process.settled.wait()
+            nursery.start_soon(self._usage.run)
             # Every user may connect to root's node. The node checks each request against the peer's uid.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
             keep_all()
@@ -142,6 +146,7 @@ class Node:
                 self._stopping = True
                 tell_service_manager("STOPPING=1")
                 self._paths.control_socket.unlink(missing_ok=True)
+                await self._usage.last_sample()
                 await self._servers.stop(self._processes.values())
                 scope.cancel()
 

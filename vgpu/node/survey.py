@@ -52,6 +52,8 @@ class StatusCollector:
         """By GPU: the server's ``up`` event when it did not answer. The next server has another event."""
         self._known: frozenset[str] = frozenset()
         """The vGPUs of the last snapshot."""
+        self._last: tuple[Snapshot, int] | None = None
+        """That snapshot, and when it was complete, on the monotonic clock."""
         self._sending, self._receiving = trio.open_memory_channel[ServerProcess](len(processes))
 
     async def run(self) -> NoReturn:
@@ -73,7 +75,16 @@ class StatusCollector:
         if self._known - ids_of(found):
             found = merge_snapshots(await self._of_each(self._snapshot_of), time.time())
         self._known = ids_of(found)
+        self._last = found, time.monotonic_ns()
         return found
+
+    async def lately(self, most_s: float) -> tuple[Snapshot, int]:
+        """A snapshot of the last ``most_s`` seconds, and when it was complete, on the monotonic clock. The servers are
+        asked only if no other task has asked them meanwhile."""
+        if self._last is None or time.monotonic_ns() - self._last[1] > most_s * 1e9:
+            found = await self.snapshot()
+            return found, time.monotonic_ns()
+        return self._last
 
     async def meter(self, uid: int) -> MetricsSnapshot:
         """The meters of all servers. Of a server that does not answer, it has only the last snapshot."""

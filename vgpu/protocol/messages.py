@@ -32,6 +32,7 @@ from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
+from vgpu.protocol.usage import Usage, UserUsage, Why
 from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, PODS_SINCE, REQUEST_IDS_SINCE
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
@@ -323,6 +324,8 @@ AnyRequest = Annotated[
     | GetSnapshot
     | GetMetrics
     | Events
+    | Usage
+    | Why
     | Watch
     | Trace,
     Field(discriminator="op"),
@@ -603,6 +606,7 @@ class MetricsSnapshot(Reading):
     processes: tuple[ProcessReading, ...]
     gpus: tuple[GpuMeters, ...]
     vgpus: tuple[VgpuMeters, ...]
+    users: tuple[UserUsage, ...] = ()
 
 
 class EventReading(Reading):

@@ -50,6 +50,7 @@ from vgpu.protocol.messages import (
     VgpuStatus,
     Watch,
 )
+from vgpu.protocol.usage import Usage, UsageReport, Why, WhyReport
 
 
 class Route(Enum):
@@ -121,6 +122,8 @@ TABLE: Final = (
     Entry(GetSnapshot, Snapshot, Route.NODE, READING_S, http="GET /snapshot"),
     Entry(GetMetrics, MetricsSnapshot, Route.NODE, READING_S),
     Entry(Events, EventList, Route.NODE, READING_S, http="GET /events"),
+    Entry(Usage, UsageReport, Route.NODE, READING_S, on_server=False, http="GET /usage"),
+    Entry(Why, WhyReport, Route.NODE, READING_S, on_server=False, http="GET /vgpus/{ref}/why"),
     Entry(Watch, Notice, Route.NODE, READING_S),
     Entry(Trace, Notice, Route.NODE, READING_S),
     Entry(Await, VgpuStatus, Route.SERVER, CHANGE_S),

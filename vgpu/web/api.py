@@ -52,6 +52,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import entry_of
 from vgpu.protocol.service import AnyModel, ask
+from vgpu.protocol.usage import Grouping, Usage, UsageReport, Why, WhyReport
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs, explain
 from vgpu.web.feed import Feed
 from vgpu.web.history import History
@@ -166,6 +167,17 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = ""
         """What has happened, oldest first."""
         return (await node(Events(vgpu=vgpu, since_unix_s=since_unix_s, most=most), EventList)).events
 
+    @router.get("/usage", tags=["node"])
+    async def usage(
+        since_unix_s: Annotated[float, Query(ge=0, le=1e11)] = 0.0,
+        until_unix_s: Annotated[float | None, Query(ge=0, le=1e11)] = None,
+        by: Grouping = "user",
+        step_s: Annotated[int, Query(ge=0, le=1_000_000_000)] = 0,
+    ) -> UsageReport:
+        """What was promised and used, as `vgpuctl usage -o json`; in steps of `step_s` seconds if that is not 0."""
+        asked = Usage(since_unix_s=since_unix_s, until_unix_s=until_unix_s, by=by, step_s=step_s)
+        return await node(asked, UsageReport)
+
     @router.get("/stream", tags=["streams"], response_class=StreamingResponse)
     async def stream() -> StreamingResponse:
         """Server-sent events: `link` (LinkState), `snapshot` (Snapshot, twice a second), `event` (EventReading)."""
@@ -231,6 +243,11 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = ""
     async def remove(ref: str, force: bool = False) -> VgpuStatus:
         """As `vgpuctl rm`; `force`: even with programs in it; their next call fails."""
         return await node(Remove(vgpu=ref, force=force), VgpuStatus)
+
+    @router.get("/vgpus/{ref}/why", tags=["vGPUs"])
+    async def why(ref: str) -> WhyReport:
+        """As `vgpuctl why`."""
+        return await node(Why(vgpu=ref), WhyReport)
 
     @router.post("/vgpus/{ref}/suspend", tags=["vGPUs"])
     async def suspend(ref: str) -> VgpuStatus:
