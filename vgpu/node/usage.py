@@ -55,7 +55,7 @@ class UsageKeeper:
         write_at, age_at = trio.current_time() + WRITE_S, trio.current_time()
         while True:
             await self.sample()
-            if trio.current_time() >= write_at:
+            if trio.current_time() >= write_at or self._has_a_new_user():
                 write_at = trio.current_time() + WRITE_S
                 await self.write()
             if trio.current_time() >= age_at:
@@ -67,6 +67,10 @@ class UsageKeeper:
         """One reading of all vGPUs."""
         snapshot, at_ns = await self._survey.lately(FRESH_S)
         self._account.read(snapshot.vgpus, at_ns, snapshot.at_unix_s)
+
+    def _has_a_new_user(self) -> bool:
+        """Whether there is a user without a counter: the first rows of one are written at once."""
+        return not {key.owner_uid for key in self._account.rows} <= {total.owner_uid for total in self._totals}
 
     async def last_sample(self) -> None:
         """Before the servers end. A server that does not answer in time has no last reading."""

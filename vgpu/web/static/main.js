@@ -11,6 +11,7 @@ import { Node, ask } from "/static/node.js";
 import { asleep } from "/static/row.js";
 import { Sharing } from "/static/sharing.js";
 import { SPAN_S } from "/static/spark.js";
+import { Usage } from "/static/usage.js";
 import { View } from "/static/view.js";
 
 const SHOWN_MS = 6000;
@@ -29,7 +30,8 @@ const page = {
   snapshot: () => node.snapshot,
   gpuCount: () => node.snapshot?.gpus.length ?? 0,
   pastOf,
-  userOf: (vgpu) => labels.users[vgpu.owner_uid] ?? String(vgpu.owner_uid),
+  userOf: (vgpu) => page.userName(vgpu.owner_uid),
+  userName: (uid) => labels.users[uid] ?? (uid === 0 ? "root" : `uid ${uid}`),
   commandOf: (vgpu) => labels.commands[vgpu.vgpu_id] ?? "",
   containerOf: (vgpu) => containers.of(vgpu.vgpu_id),
   hueOf: (vgpu) => hueOf(gpus.get(vgpu.gpu_index)?.places.get(vgpu.vgpu_id) ?? 0),
@@ -43,6 +45,7 @@ page.sharing = new Sharing(page);
 page.view = new View(page.userOf, () => mark("filter"));
 const containers = new Containers(page);
 const events = new EventsList();
+const usage = new Usage(page);
 const node = new Node(mark);
 
 function mark(what) {
@@ -226,6 +229,7 @@ const KEYS = {
   c: () => page.view.toggle(),
   d: () => containers.shown && containers.begin(),
   l: () => showTimelines(),
+  h: () => usage.toggle(),
   p: () => gpus.forEach((gpu) => gpu.timeline.pause()),
 };
 
