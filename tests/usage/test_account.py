@@ -71,9 +71,16 @@ def test_in_spatial_mode_the_part_of_the_sms_counts() -> None:
 
 
 def test_a_counter_that_began_again_has_counted_from_zero() -> None:
-    told = Told()(0, vgpu(100, memory_refusals=9, swaps_in=4))(10, vgpu(2, memory_refusals=1, swaps_in=0))
-    assert (told.sums.used_ns, told.sums.refusals, told.sums.swaps) == (2 * S, 1, 0)
+    told = Told()(0, vgpu(100, memory_refusals=9, swaps_in=4))(10, vgpu(2, memory_refusals=1, swaps_in=3))
+    assert (told.sums.used_ns, told.sums.refusals, told.sums.swaps) == (2 * S, 0, 3)
     assert told.sums.promised_ns == 3 * S
+
+
+def test_a_server_that_was_killed_goes_back_to_its_journal_and_nothing_counts_twice() -> None:
+    told = Told()(0, vgpu(98))(5, vgpu(100))(10, vgpu(99.5))(15, vgpu(101.5))
+    assert told.sums.used_ns == 4 * S
+    young = Told()(0, vgpu(0))(5, vgpu(4))(10, vgpu(3.5))
+    assert young.sums.used_ns == 4 * S
 
 
 def test_a_report_that_is_not_current_counts_for_nothing_until_the_server_answers() -> None:

@@ -1,7 +1,8 @@
 """Usage from readings: each pair of readings of one vGPU is an interval, and each interval adds to rows. Pure.
 
-What happened between two readings is known from the vGPU's counters. They begin again with its GPU Server: a counter
-that went back has counted from zero. A gap of more than ``LONGEST_NS`` counts as not measured, and so does the time
+What happened between two readings is known from the vGPU's counters. A GPU Server that was killed takes its busy time
+from the journal, which is a second old: a step back of so little is no use. A counter that went back further has begun
+again at zero. A gap of more than ``LONGEST_NS`` counts as not measured, and so does the time
 before a node's first reading of a vGPU that was there already.
 
 The promise of an interval is that of its first reading. So a change counts from the reading after it, and the node
@@ -20,6 +21,8 @@ from vgpu.usage.rows import MINUTE_S, Key, Rows, Sums, add, capped, coarser
 
 SECOND_NS: Final = 1_000_000_000
 LONGEST_NS: Final = 120 * SECOND_NS
+STEP_BACK_NS: Final = 5 * SECOND_NS
+"""How far busy time goes back with a GPU Server that was killed: the journal has it once a second, or later."""
 AT_LIMIT: Final = 0.95
 """A vGPU that was busy for this part of its limit in the last second is at its limit."""
 MOST_PENDING: Final = 5_000
@@ -138,7 +141,8 @@ def _between(last: VgpuStatus | None, now: VgpuStatus, passed_ns: int) -> Sums:
     """What the interval that ends with ``now`` adds. ``last`` None: the vGPU is new, its counters began at zero."""
     first = now if last is None else last
     promised_ns = passed_ns * _promise_ppm(first) // PPM
-    used_ns = _grown(0 if last is None else last.busy_ns, now.busy_ns) * _sms_ppm(now) // PPM
+    used_ns = _used(0 if last is None else last.busy_ns, now.busy_ns, passed_ns) * _sms_ppm(now) // PPM
+    refusals, swaps = (0, 0) if last is None else (last.memory_refusals, last.swaps_in)
     memory = ((0 if last is None else last.memory_used_bytes) + now.memory_used_bytes) // 2
     limited = is_limited(now)
     return Sums(
@@ -151,8 +155,8 @@ def _between(last: VgpuStatus | None, now: VgpuStatus, passed_ns: int) -> Sums:
         attached_ns=passed_ns if now.processes else 0,
         memory_promised_kib_s=_memory_promise(first) * passed_ns // (SECOND_NS << 10),
         memory_used_kib_s=memory * passed_ns // (SECOND_NS << 10),
-        refusals=_grown(0 if last is None else last.memory_refusals, now.memory_refusals),
-        swaps=_grown(0 if last is None else last.swaps_in, now.swaps_in),
+        refusals=max(0, now.memory_refusals - refusals),  # those of live programs outlive the server
+        swaps=now.swaps_in - (swaps if now.swaps_in >= swaps else 0),
     )
 
 
@@ -162,8 +166,14 @@ def is_limited(vgpu: VgpuStatus) -> bool:
 
 
 def is_waiting(vgpu: VgpuStatus) -> bool:
-    """It wants the GPU, and has had less of it than it was promised, in the last second."""
-    return vgpu.wants and vgpu.busy_ratio < AT_LIMIT * vgpu.guarantee_ratio
+    """It wants the GPU, does not have it, and has had less of it than it asked for, in the last second."""
+    return vgpu.wants and not vgpu.holds and vgpu.busy_ratio < AT_LIMIT * asked_ratio(vgpu)
+
+
+def asked_ratio(vgpu: VgpuStatus) -> float:
+    """The part of the time that its specification asks for. On a GPU that is overcommitted, the guarantee is less."""
+    time = vgpu.spec.quota_request_ratio
+    return time if vgpu.mode == "spatial" else vgpu.spec.compute_ratio * time
 
 
 def _sms_ppm(vgpu: VgpuStatus) -> int:
@@ -181,5 +191,8 @@ def _memory_promise(vgpu: VgpuStatus) -> int:
     return vgpu.memory_limit_bytes if spec.memory_limit_bytes is None else spec.memory_bytes or vgpu.memory_limit_bytes
 
 
-def _grown(before: int, now: int) -> int:
-    return now - before if now >= before else now
+def _used(before: int, now: int, passed_ns: int) -> int:
+    """The busy time between two readings."""
+    if now >= before - STEP_BACK_NS:
+        return max(0, now - before)
+    return min(now, passed_ns)

@@ -16,7 +16,7 @@ from vgpu.enums import Oversubscribe
 from vgpu.protocol.messages import GpuStatus, OutsideProcess, VgpuStatus
 from vgpu.protocol.usage import Finding
 from vgpu.units import GIB, MIB, counted, format_bytes, format_duration
-from vgpu.usage.account import SECOND_NS, is_limited, is_waiting
+from vgpu.usage.account import SECOND_NS, asked_ratio, is_limited, is_waiting
 from vgpu.usage.rows import Sums
 
 WINDOW_S: Final = 3600
@@ -28,6 +28,7 @@ LIMITED: Final = 0.3
 ALWAYS: Final = 0.9
 """At its limit for so long, it might use any size."""
 WAITING: Final = 0.2
+OVERCOMMITTED: Final = 1.001
 SHORT: Final = 0.9
 """A vGPU that waits had less than this part of its promise."""
 HALF: Final = 0.5
@@ -255,14 +256,15 @@ def _swaps(facts: Facts) -> Finding | None:
 
 
 def _less_than_promised(facts: Facts) -> Finding | None:
-    if facts.waiting < WAITING or facts.used >= SHORT * facts.promised:
+    asked = _asked(facts.vgpu)
+    if facts.waiting < WAITING or facts.used >= SHORT * asked:
         return None
-    had = f"It had {_percent(facts.used)} of {facts.here}, and {_percent(facts.promised)} were promised"
-    other = _other(facts, facts.promised, facts.vgpu.memory_limit_bytes)
+    had = f"It had {_percent(facts.used)} of {facts.here}, and {_percent(asked)} were promised"
+    other = _other(facts, asked, facts.vgpu.memory_limit_bytes)
     command = "vgpuctl ls" if other is None else f"vgpuctl migrate {facts.name} --gpu {other.index}"
     place = "" if other is None else f" GPU {other.index} has room for it."
-    if facts.gpu.guaranteed_ratio > 1 or facts.vgpu.spec.overcommit:
-        whole = sum(vgpu.guarantee_ratio * vgpu.sm_percent_granted / 100 for vgpu in (facts.vgpu, *facts.neighbours))
+    whole = sum(_asked(vgpu) for vgpu in (facts.vgpu, *facts.neighbours))
+    if whole > OVERCOMMITTED:
         text = f"{had}: {facts.here} is overcommitted ({_percent(whole)} in sum), so the promise is a weight.{place}"
         return Finding(cause=Cause.OVERCOMMIT, text=text, command=command)
     bursting = [vgpu for vgpu in facts.neighbours if vgpu.spec.burst and vgpu.busy_ratio > 0]
@@ -354,6 +356,11 @@ FINDERS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     _at_limit,
     _host_bound,
 )
+
+
+def _asked(vgpu: VgpuStatus) -> float:
+    """The part of the GPU that its specification asks for."""
+    return asked_ratio(vgpu) * vgpu.sm_percent_granted / 100
 
 
 def _other(facts: Facts, share: float, memory_bytes: int) -> GpuStatus | None:
