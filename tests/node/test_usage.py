@@ -138,6 +138,8 @@ def test_steps_of_rows_that_are_not_written_yet(scene: Scene) -> None:
     async def run() -> None:
         for at, busy in ((0, 0), (100, 10), (200, 20), (300, 30)):
             await scene.sample(at, u1000=busy)
+        with pytest.raises(VgpuError, match="more than 1000 steps"):
+            await scene.keeper.report(Usage(step_s=60), 0)
         asked = Usage(since_unix_s=scene.survey.began, step_s=120, by="vgpu")
         before = await scene.keeper.report(asked, 0)
         await scene.keeper.write()

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from tests.ctl.fake_node import gpu_reading, vgpu_reading
 from vgpu.protocol.messages import OutsideProcess, VgpuStatus
 from vgpu.spec import VgpuSpec
+from vgpu.usage.facts import Facts, figures
 from vgpu.usage.rows import Sums
-from vgpu.usage.why import FINDERS, Cause, Facts, figures, why
+from vgpu.usage.why import FINDERS, Cause, why
 
 S = 1_000_000_000
 HOUR_NS = 3600 * S

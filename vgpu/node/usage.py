@@ -6,6 +6,7 @@ is killed, at most ``WRITE_S`` seconds are lost, and count as not measured.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import time
@@ -16,7 +17,7 @@ from typing import Final, NoReturn
 
 import trio
 
-from vgpu.errors import VgpuError
+from vgpu.errors import ErrorCode, VgpuError
 from vgpu.loggers import get_logger
 from vgpu.node.database import NodeDatabase
 from vgpu.node.survey import LOOK_S, StatusCollector
@@ -33,6 +34,7 @@ SAMPLE_S: Final = 5.0
 WRITE_S: Final = 60.0
 AGE_S: Final = 600.0
 """Between two looks for rows that are old enough to be merged."""
+MOST_STEPS: Final = 1000
 PAUSE_S: Final = 0.1
 """Between two transactions that merge: others may write meanwhile."""
 FRESH_S: Final = 1.0
@@ -113,15 +115,15 @@ class UsageKeeper:
     async def report(self, asked: Usage, uid: int) -> UsageReport:
         """What was promised and used. Rows that are not written yet count too."""
         owner_uid = None if uid in {0, os.geteuid()} else uid
-        until = time.time() if asked.until_unix_s is None else asked.until_unix_s
+        since, until = asked.since_unix_s, time.time() if asked.until_unix_s is None else asked.until_unix_s
+        if asked.step_s and (until - since) / asked.step_s > MOST_STEPS:
+            text = f"step_s: {asked.step_s} s make more than {MOST_STEPS} steps since then"
+            raise VgpuError(ErrorCode.INVALID, text, f"step_s={math.ceil((until - since) / MOST_STEPS)}")
         notes = []
         pending = list(self._pending(asked, until, owner_uid))
         written: Sequence[Part] = ()
         try:
-            query = partial(
-                find, since_unix_s=asked.since_unix_s, until_unix_s=until, owner_uid=owner_uid, step_s=asked.step_s
-            )
-            written = await self._database.read(query)
+            written = await self._database.read(lambda db: find(db, since, until, owner_uid, asked.step_s, asked.by))
         except VgpuError as error:
             notes.append(f"Only what this node has in memory is here: {error.message}.")
         if not notes and self._database.reason:
@@ -131,7 +133,7 @@ class UsageKeeper:
             until_unix_s=until,
             step_s=asked.step_s,
             by=asked.by,
-            rows=report([*written, *pending], asked.by, asked.since_unix_s, asked.step_s),
+            rows=await trio.to_thread.run_sync(report, [*written, *pending], asked.by, since, asked.step_s),
             notes=tuple(notes),
         )
 

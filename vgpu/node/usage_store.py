@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import astuple, fields
+from dataclasses import fields
 from typing import Final, NamedTuple
 
+from vgpu.protocol.usage import Grouping
 from vgpu.usage.account import Label
 from vgpu.usage.report import Part
 from vgpu.usage.rows import MOST_ROWS, OTHERS, TIERS, Key, Rows, Sums, add, capped, coarser
@@ -16,6 +17,8 @@ _COLUMNS: Final = ", ".join((*Key._fields, *_SUMS))
 _PLACES: Final = ", ".join("?" for _ in (*Key._fields, *_SUMS))
 _SUMMED: Final = ", ".join(f"sum({name})" for name in _SUMS)
 _TOTALS: Final = ("promised_ns", "used_ns", "wasted_ns", "memory_promised_kib_s", "memory_used_kib_s")
+_SPANS: Final = ", ".join(str(tier.span_s) for tier in TIERS)
+_LONGEST: Final = TIERS[-1].span_s
 MOST_TEAMS: Final = 32
 """Of one user. An engine names teams freely, so the later ones count as ``OTHERS``."""
 BUCKETS: Final = 8
@@ -58,7 +61,7 @@ def _replace(db: sqlite3.Connection, span_s: int, start: int, more: Rows) -> Row
     add(bucket, more)
     bucket = capped(bucket)
     db.execute("DELETE FROM usage WHERE span_s = ? AND start_unix_s = ?", (span_s, start))
-    db.executemany(f"INSERT INTO usage ({_COLUMNS}) VALUES ({_PLACES})", [(*k, *astuple(s)) for k, s in bucket.items()])
+    db.executemany(f"INSERT INTO usage ({_COLUMNS}) VALUES ({_PLACES})", [(*k, *s.values) for k, s in bucket.items()])
     return bucket
 
 
@@ -134,28 +137,38 @@ def _make_room(db: sqlite3.Connection, most_rows: int) -> bool:
 
 
 def find(
-    db: sqlite3.Connection, since_unix_s: float, until_unix_s: float, owner_uid: int | None, step_s: int
+    db: sqlite3.Connection,
+    since_unix_s: float,
+    until_unix_s: float,
+    owner_uid: int | None,
+    step_s: int,
+    by: Grouping = "vgpu",
 ) -> list[Part]:
-    """What the rows of each vGPU sum to, in steps of ``step_s`` from ``since_unix_s`` on (0: one step). ``owner_uid``
-    None: of all users. A bucket counts in the step in which it begins, and whole."""
+    """What the rows of each vGPU, or user, sum to, in steps of ``step_s`` from ``since_unix_s`` on (0: one step).
+    ``owner_uid`` None: of all users. A bucket counts in the step in which it begins, and whole."""
     step = "max(0, start_unix_s - :since) / :step_s" if step_s else "0"
+    vgpu = "''" if by == "user" else "vgpu_id"
     query = (
-        f"SELECT {step} AS step, u.owner_uid, u.vgpu_id, coalesce(v.name, ''), coalesce(v.claim, ''), {_SUMMED}"
-        " FROM usage u LEFT JOIN usage_vgpu v ON v.vgpu_id = u.vgpu_id"
-        " WHERE start_unix_s + span_s > :since AND start_unix_s < :until AND (:owner IS NULL OR u.owner_uid = :owner)"
-        " GROUP BY step, u.owner_uid, u.vgpu_id"
+        f"SELECT {step} AS step, owner_uid, {vgpu} AS vgpu, {_SUMMED} FROM usage"
+        f" WHERE span_s IN ({_SPANS}) AND start_unix_s > :since - {_LONGEST} AND start_unix_s < :until"
+        " AND start_unix_s + span_s > :since AND (:owner IS NULL OR owner_uid = :owner) GROUP BY step, owner_uid, vgpu"
     )
     values = {"since": int(since_unix_s), "until": until_unix_s, "owner": owner_uid, "step_s": step_s}
-    return [
-        Part(at, owner, vgpu_id, name, claim, Sums(*sums))
-        for at, owner, vgpu_id, name, claim, *sums in db.execute(query, values)
-    ]
+    named = db.execute("SELECT vgpu_id, name, claim FROM usage_vgpu")
+    labels: dict[str, tuple[str, str]] = {vgpu_id: (name, claim) for vgpu_id, name, claim in named}
+    found = []
+    for at, owner, vgpu_id, *sums in db.execute(query, values):
+        name, claim = labels.get(vgpu_id, ("", ""))
+        found.append(Part(at, owner, vgpu_id, name, claim, Sums(*sums)))
+    return found
 
 
 def recent(db: sqlite3.Connection, vgpu_id: str, since_unix_s: float) -> tuple[Sums, float | None]:
     """The sums of one vGPU since then, and when it used the GPU last (the end of that bucket)."""
     row = db.execute(
-        f"SELECT {_SUMMED} FROM usage WHERE vgpu_id = ? AND start_unix_s + span_s > ?", (vgpu_id, since_unix_s)
+        f"SELECT {_SUMMED} FROM usage WHERE span_s IN ({_SPANS}) AND start_unix_s > ?2 - {_LONGEST}"
+        " AND vgpu_id = ?1 AND start_unix_s + span_s > ?2",
+        (vgpu_id, since_unix_s),
     ).fetchone()
     (last,) = db.execute(
         "SELECT max(start_unix_s + span_s) FROM usage WHERE vgpu_id = ? AND used_ns > 0", (vgpu_id,)

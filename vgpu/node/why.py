@@ -7,7 +7,8 @@ import time
 from vgpu.node.usage import UsageKeeper
 from vgpu.protocol.messages import Snapshot, VgpuDetail
 from vgpu.protocol.usage import WhyReport
-from vgpu.usage.why import WINDOW_S, Facts, figures, why
+from vgpu.usage.facts import WINDOW_S, Facts, figures
+from vgpu.usage.why import why
 
 
 async def explained(detail: VgpuDetail, snapshot: Snapshot, usage: UsageKeeper) -> WhyReport:

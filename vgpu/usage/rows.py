@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
 OTHERS: Final = "others"
@@ -49,14 +50,22 @@ class Sums:
     refusals: int = 0
     swaps: int = 0
 
+    @property
+    def values(self) -> tuple[int, ...]:
+        """In the order of the fields."""
+        found: tuple[int, ...] = _VALUES(self)
+        return found
+
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+        return Sums(*map(int.__add__, _VALUES(self), _VALUES(other)))
 
     def split(self, weights: Iterable[int]) -> list[Sums]:
         """Parts in these proportions; together they are exactly the whole."""
-        values, parts = astuple(self), []
-        given = tuple(0 for _ in values)
         weights = list(weights)
+        if len(weights) == 1:
+            return [self]
+        values, parts = self.values, []
+        given = tuple(0 for _ in values)
         whole, so_far = sum(weights), 0
         for weight in weights:
             so_far += weight
@@ -64,6 +73,9 @@ class Sums:
             parts.append(Sums(*(now - before for now, before in zip(reached, given, strict=True))))
             given = reached
         return parts
+
+
+_VALUES: Final = attrgetter(*(field.name for field in fields(Sums)))
 
 
 class Key(NamedTuple):

@@ -7,22 +7,17 @@ no program can run answers alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from enum import StrEnum
 from typing import Final
 
 from vgpu.enums import Oversubscribe
-from vgpu.protocol.messages import GpuStatus, OutsideProcess, VgpuStatus
+from vgpu.protocol.messages import GpuStatus
 from vgpu.protocol.usage import Finding
 from vgpu.units import GIB, MIB, counted, format_bytes, format_duration
-from vgpu.usage.account import SECOND_NS, asked_ratio, is_limited, is_waiting
-from vgpu.usage.rows import Sums
+from vgpu.usage.account import SECOND_NS
+from vgpu.usage.facts import Facts, asked, free, free_memory
 
-WINDOW_S: Final = 3600
-"""The history that counts."""
-LEAST_NS: Final = 30 * SECOND_NS
-"""With less of it, the last second counts alone."""
 MOST_FINDINGS: Final = 3
 LIMITED: Final = 0.3
 ALWAYS: Final = 0.9
@@ -61,73 +56,6 @@ class Cause(StrEnum):
     AS_PROMISED = "as-promised"
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """``gpus``: all of the node; ``neighbours``: the other vGPUs of its GPU. ``recent``: its sums over the last
-    ``WINDOW_S``. ``idle_s``: since it used the GPU last, or since it was made. ``advised_percent``: the size that its
-    GPU Server derived from its use; None: it has none."""
-
-    vgpu: VgpuStatus
-    gpu: GpuStatus
-    gpus: Sequence[GpuStatus]
-    neighbours: Sequence[VgpuStatus]
-    recent: Sums
-    idle_s: float
-    advised_percent: float | None = None
-
-    @property
-    def name(self) -> str:
-        return self.vgpu.name or self.vgpu.vgpu_id
-
-    @property
-    def here(self) -> str:
-        return f"GPU {self.gpu.index}"
-
-    @property
-    def live(self) -> bool:
-        """Whether the last second counts, for want of history with a program in it."""
-        return self.recent.attached_ns < LEAST_NS
-
-    @property
-    def used(self) -> float:
-        """Of the GPU, while a program was in it."""
-        if self.live:
-            return self.vgpu.busy_ratio * self.vgpu.sm_percent_granted / 100
-        return self.recent.used_ns / self.recent.attached_ns
-
-    @property
-    def promised(self) -> float:
-        return self.vgpu.guarantee_ratio * self.vgpu.sm_percent_granted / 100
-
-    @property
-    def limited(self) -> float:
-        """The part of the time with a program in it for which it was at its limit."""
-        return float(is_limited(self.vgpu)) if self.live else self.recent.limited_ns / self.recent.attached_ns
-
-    @property
-    def waiting(self) -> float:
-        return float(is_waiting(self.vgpu)) if self.live else self.recent.waiting_ns / self.recent.attached_ns
-
-    @property
-    def refusals(self) -> int:
-        return self.vgpu.memory_refusals if self.live else self.recent.refusals
-
-    @property
-    def swaps_per_hour(self) -> float:
-        hours = self.recent.measured_ns / SECOND_NS / 3600
-        return self.recent.swaps / hours if self.recent.measured_ns >= LEAST_NS else 0.0
-
-    @property
-    def percent(self) -> float:
-        """What ``--sm`` of the vGPU is."""
-        return self.vgpu.spec.compute_ratio * 100
-
-    @property
-    def outside(self) -> list[OutsideProcess]:
-        """Its owner's processes on this GPU that are in no vGPU."""
-        return [process for process in self.gpu.outside if process.uid == self.vgpu.owner_uid]
-
-
 def why(facts: Facts) -> tuple[Finding, ...]:
     """One to three findings, the most important first."""
     stopped = _stopped(facts)
@@ -135,33 +63,6 @@ def why(facts: Facts) -> tuple[Finding, ...]:
         return (stopped,)
     found = [finding for find in FINDERS if (finding := find(facts)) is not None]
     return tuple(found[:MOST_FINDINGS]) or (_as_promised(facts),)
-
-
-def figures(facts: Facts) -> dict[str, float]:
-    """What the findings were found from."""
-    return {
-        "promised_percent": round(facts.promised * 100, 1),
-        "used_percent": round(facts.used * 100, 1),
-        "at_limit_percent": round(facts.limited * 100, 1),
-        "waiting_percent": round(facts.waiting * 100, 1),
-        "free_percent": round(free(facts.gpu) * 100, 1),
-        "measured_seconds": round(facts.recent.measured_ns / SECOND_NS, 1),
-        "attached_seconds": round(facts.recent.attached_ns / SECOND_NS, 1),
-        "idle_seconds": round(facts.idle_s, 1),
-        "refusals": facts.refusals,
-        "swaps_per_hour": round(facts.swaps_per_hour, 1),
-        "memory_used_bytes": facts.vgpu.memory_used_bytes,
-        "memory_limit_bytes": facts.vgpu.memory_limit_bytes,
-    }
-
-
-def free(gpu: GpuStatus) -> float:
-    """The part of the GPU that is promised to no vGPU."""
-    return max(0.0, 1 - gpu.guaranteed_ratio)
-
-
-def free_memory(gpu: GpuStatus) -> int:
-    return max(0, gpu.total_memory_bytes - gpu.guaranteed_memory_bytes)
 
 
 # --- no program can run
@@ -256,14 +157,14 @@ def _swaps(facts: Facts) -> Finding | None:
 
 
 def _less_than_promised(facts: Facts) -> Finding | None:
-    asked = _asked(facts.vgpu)
-    if facts.waiting < WAITING or facts.used >= SHORT * asked:
+    share = asked(facts.vgpu)
+    if facts.waiting < WAITING or facts.used >= SHORT * share:
         return None
-    had = f"It had {_percent(facts.used)} of {facts.here}, and {_percent(asked)} were promised"
-    other = _other(facts, asked, facts.vgpu.memory_limit_bytes)
+    had = f"It had {_percent(facts.used)} of {facts.here}, and {_percent(share)} were promised"
+    other = _other(facts, share, facts.vgpu.memory_limit_bytes)
     command = "vgpuctl ls" if other is None else f"vgpuctl migrate {facts.name} --gpu {other.index}"
     place = "" if other is None else f" GPU {other.index} has room for it."
-    whole = sum(_asked(vgpu) for vgpu in (facts.vgpu, *facts.neighbours))
+    whole = sum(asked(vgpu) for vgpu in (facts.vgpu, *facts.neighbours))
     if whole > OVERCOMMITTED:
         text = f"{had}: {facts.here} is overcommitted ({_percent(whole)} in sum), so the promise is a weight.{place}"
         return Finding(cause=Cause.OVERCOMMIT, text=text, command=command)
@@ -356,11 +257,6 @@ FINDERS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     _at_limit,
     _host_bound,
 )
-
-
-def _asked(vgpu: VgpuStatus) -> float:
-    """The part of the GPU that its specification asks for."""
-    return asked_ratio(vgpu) * vgpu.sm_percent_granted / 100
 
 
 def _other(facts: Facts, share: float, memory_bytes: int) -> GpuStatus | None:
