@@ -14,6 +14,7 @@ from contextlib import closing
 import pytest
 
 from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
+from vgpu.api.node import Node
 from vgpu.ctl.programs import attachment
 from vgpu.errors import VgpuError
 from vgpu.integrations.claims import Claim
@@ -173,6 +174,8 @@ def test_the_command_prints_tables_json_and_csv(node: SimulatedNode) -> None:
     assert "PROMISED GPU-H" in printed().splitlines()[0]
     assert any("printed" in line for line in printed("--by", "vgpu", "--since", "1h").splitlines())
     assert {row["vgpu_id"] for row in json.loads(printed("--by", "vgpu", "-o", "json"))["rows"]} >= {vgpu.vgpu_id}
+    asked = Node(node.paths.control_socket).usage("vgpu")
+    assert {row["vgpu_id"] for row in asked} >= {vgpu.vgpu_id}
     head, *lines = printed("--by", "vgpu", "-o", "csv").splitlines()
     assert head.startswith("since,until,user,uid,vgpu,name,claim,measured_hours,promised_gpu_hours")
     assert all(line.count(",") == head.count(",") for line in lines)

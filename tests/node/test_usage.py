@@ -16,7 +16,8 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.database import NodeDatabase
 from vgpu.node.survey import StatusCollector
 from vgpu.node.usage import UsageKeeper
-from vgpu.protocol.messages import Snapshot, VgpuStatus
+from vgpu.node.why import explained
+from vgpu.protocol.messages import Snapshot, VgpuDetail, VgpuStatus
 from vgpu.protocol.usage import Usage, Why
 from vgpu.protocol.versions import USAGE_SINCE
 
@@ -157,3 +158,17 @@ def test_an_older_node_is_not_asked(request_: Usage | Why) -> None:
         request_.said_to(USAGE_SINCE - 1)
     assert refused.value.code is ErrorCode.VERSION
     assert request_.said_to(USAGE_SINCE)["op"] == request_.op
+
+
+def test_a_strangers_why_has_no_history(scene: Scene) -> None:
+    async def run() -> None:
+        for at, busy in ((0, 0), (60, 18), (110, 33)):
+            await scene.sample(at, u1000=busy)
+        snapshot, _ = await scene.survey.lately(0)
+        [vgpu] = snapshot.vgpus
+        detail = VgpuDetail(vgpu=vgpu, processes=(), gpu=snapshot.gpus[0], notes=())
+        own = await explained(detail, snapshot, scene.keeper, 1000)
+        assert own.figures["measured_seconds"] == 110
+        assert (await explained(detail, snapshot, scene.keeper, STRANGER)).figures["measured_seconds"] == 0
+
+    trio.run(run)

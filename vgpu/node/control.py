@@ -327,7 +327,7 @@ class NodeControl:
             detail = VgpuDetail(vgpu=vgpu, processes=(), gpu=gpu, notes=())
         else:
             detail = await self._forwarder.to_vgpu(vgpu, Inspect(vgpu=vgpu.vgpu_id), client.uid, VgpuDetail)
-        return await explained(detail, snapshot, self._usage)
+        return await explained(detail, snapshot, self._usage, client.uid)
 
     # --- streams
 

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from vgpu.node.usage import UsageKeeper
 from vgpu.protocol.messages import Snapshot, VgpuDetail
 from vgpu.protocol.usage import WhyReport
 from vgpu.usage.facts import WINDOW_S, Facts, figures
+from vgpu.usage.rows import Sums
 from vgpu.usage.why import why
 
 
-async def explained(detail: VgpuDetail, snapshot: Snapshot, usage: UsageKeeper) -> WhyReport:
+async def explained(detail: VgpuDetail, snapshot: Snapshot, usage: UsageKeeper, uid: int) -> WhyReport:
+    """For user ``uid``: the history of another user's vGPU is not theirs, so the last second counts alone."""
     vgpu, now = detail.vgpu, time.time()
-    recent, used_unix_s = await usage.recent(vgpu.vgpu_id, now - WINDOW_S)
+    recent, used_unix_s = Sums(), now if vgpu.processes else None
+    if uid in {0, os.geteuid(), vgpu.owner_uid}:
+        recent, used_unix_s = await usage.recent(vgpu.vgpu_id, now - WINDOW_S)
     neighbours = (other for other in snapshot.vgpus if other.gpu_index == vgpu.gpu_index)
     facts = Facts(
         vgpu=vgpu,
