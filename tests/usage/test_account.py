@@ -166,6 +166,11 @@ def test_rows_that_were_not_written_are_taken_again_and_have_a_bound() -> None:
     account.put_back(rows, {})
     assert len(account.rows) < 6_500
     assert sum(account.rows.values(), Sums()).promised_ns == sum(range(20_000))
+    rows = {Key(3600, 3600 * n, 7, f"vgpu-{n % 5:08x}"): Sums(promised_ns=1) for n in range(20_000)}
+    other = Account()
+    other.put_back(rows, {})
+    assert len(other.rows) < 5_000
+    assert sum(other.rows.values(), Sums()).promised_ns == 20_000
     account.put_back(*account.take())
     assert sum(account.rows.values(), Sums()).promised_ns == sum(range(20_000))
 

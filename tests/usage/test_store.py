@@ -110,11 +110,15 @@ def test_too_many_rows_merge_before_their_time(db: sqlite3.Connection) -> None:
             rows |= row(NOW + 60 * minute, owner, owner)
         put(db, rows, {})
     before = in_all(db)
-    settle(db, NOW + 7200, most_rows=500)
-    assert sum(spans(db).values()) <= 40 * 60 + 80
+    settle(db, NOW + 7200, most_rows=3000)
+    assert set(spans(db)) == {60, HOUR_S}
+    assert sum(spans(db).values()) <= 3000
+    settle(db, NOW + 7200, most_rows=90)
+    assert sum(spans(db).values()) <= 90
+    assert in_all(db) == before
     settle(db, NOW + 7200, most_rows=10)
-    assert sum(spans(db).values()) <= 40 * 61 + 80
-    assert in_all(db) <= before
+    assert sum(spans(db).values()) <= 10
+    assert in_all(db) < before
 
 
 def test_teams_of_a_user_have_a_bound(db: sqlite3.Connection) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import fields
+from itertools import pairwise
 from typing import Final, NamedTuple
 
 from vgpu.protocol.usage import Grouping
@@ -128,12 +129,15 @@ def _make_room(db: sqlite3.Connection, most_rows: int) -> bool:
     if count <= most_rows:
         db.execute("DELETE FROM usage_vgpu WHERE vgpu_id NOT IN (SELECT vgpu_id FROM usage)")
         return False
-    for tier, following in zip(TIERS, (*TIERS[1:], None), strict=True):
-        starts = _starts(db, tier.span_s, tier.span_s if following is None else following.span_s)
-        if len(starts) > 1 or (following is None and starts):
-            _merge(db, tier.span_s, starts[0], None if following is None else following.span_s)
-            return True
-    return False
+    for least in (2, 1):  # first what is older than the bucket that still grows
+        for tier, following in pairwise(TIERS):
+            starts = _starts(db, tier.span_s, following.span_s)
+            if len(starts) >= least:
+                _merge(db, tier.span_s, starts[0], following.span_s)
+                return True
+    longest = TIERS[-1].span_s
+    _merge(db, longest, _starts(db, longest, longest)[0], None)
+    return True
 
 
 def find(

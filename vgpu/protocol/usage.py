@@ -57,6 +57,7 @@ class UsageRow(Reading):
 
     start_unix_s: float
     owner_uid: int
+    user: Line = ""  # the owner's name, as vgpuctl and the HTTP API find it
     vgpu_id: Line = ""
     name: Line = ""
     claim: Line = ""

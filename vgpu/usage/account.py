@@ -17,7 +17,7 @@ from typing import Final
 
 from vgpu.protocol.messages import VgpuStatus
 from vgpu.share import PPM
-from vgpu.usage.rows import MINUTE_S, Key, Rows, Sums, add, capped, coarser
+from vgpu.usage.rows import MINUTE_S, TIERS, Key, Rows, Sums, add, capped, coarser
 
 SECOND_NS: Final = 1_000_000_000
 LONGEST_NS: Final = 120 * SECOND_NS
@@ -26,7 +26,7 @@ STEP_BACK_NS: Final = 5 * SECOND_NS
 AT_LIMIT: Final = 0.95
 """A vGPU that was busy for this part of its limit in the last second is at its limit."""
 MOST_PENDING: Final = 5_000
-"""Rows that wait to be written. Beyond that, while no disk takes them, they merge into hours."""
+"""Rows that wait to be written. Beyond that, while no disk takes them, they merge into hours, and then into days."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +98,12 @@ class Account:
         """Rows that could not be written: they are taken once more."""
         add(self.rows, rows)
         self.labels = labels | self.labels
-        if len(self.rows) > MOST_PENDING:
-            hours: Rows = {}
-            for key, sums in self.rows.items():
-                add(hours, coarser({key: sums}, max(key.span_s, 60 * MINUTE_S)))
-            self.rows = capped(hours)
+        for tier in TIERS[1:]:
+            if len(self.rows) > MOST_PENDING:
+                longer: Rows = {}
+                for key, sums in self.rows.items():
+                    add(longer, coarser({key: sums}, max(key.span_s, tier.span_s)))
+                self.rows = capped(longer)
         kept = {key.vgpu_id for key in self.rows}
         self.labels = {vgpu_id: label for vgpu_id, label in self.labels.items() if vgpu_id in kept}
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from vgpu.bounds import LARGEST_REAL, Bounded, BoundedRequest
 from vgpu.config import MOST_GPUS
 from vgpu.ctl.commandlines import program_line
-from vgpu.ctl.present.tables import user_name
+from vgpu.ctl.present.tables import user_name, with_users
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.hello import Request
@@ -176,7 +176,7 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = ""
     ) -> UsageReport:
         """What was promised and used, as `vgpuctl usage -o json`; in steps of `step_s` seconds if that is not 0."""
         asked = Usage(since_unix_s=since_unix_s, until_unix_s=until_unix_s, by=by, step_s=step_s)
-        return await node(asked, UsageReport)
+        return await trio.to_thread.run_sync(with_users, await node(asked, UsageReport))
 
     @router.get("/stream", tags=["streams"], response_class=StreamingResponse)
     async def stream() -> StreamingResponse:

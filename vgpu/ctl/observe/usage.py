@@ -60,7 +60,7 @@ def usage(
     ] = Form.TABLE,
 ) -> None:
     """GPU-hours that were promised, used and wasted."""
-    from vgpu.ctl.present import output
+    from vgpu.ctl.present import output, tables
     from vgpu.node.link import ControlLink
 
     begin = max(0.0, parse_since(since))
@@ -68,7 +68,7 @@ def usage(
     if (time.time() if end is None else end) <= begin:
         raise VgpuError(ErrorCode.INVALID, "--until is not after --since", "vgpuctl usage --since 7d --until 1d")
     with ControlLink() as node:
-        found = node.usage(since_unix_s=begin, until_unix_s=end, by=by.value)
+        found = tables.with_users(node.usage(since_unix_s=begin, until_unix_s=end, by=by.value))
     if form is Form.JSON:
         output.print_json(found)
     elif form is Form.CSV:
@@ -83,13 +83,11 @@ def usage(
 def _print_csv(found: UsageReport) -> None:
     import csv
 
-    from vgpu.ctl.present.tables import user_name
-
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(("since", "until", "user", "uid", "vgpu", "name", "claim", "measured_hours", *AMOUNTS))
     begin, end = clock_time(found.since_unix_s), clock_time(found.until_unix_s)
     for row in found.rows:
-        who = user_name(row.owner_uid), row.owner_uid, row.vgpu_id, row.name, row.claim
+        who = row.user, row.owner_uid, row.vgpu_id, row.name, row.claim
         writer.writerow((begin, end, *who, row.measured_hours, *(getattr(row, amount) for amount in AMOUNTS)))
 
 
@@ -122,16 +120,13 @@ def _columns(by: str) -> list[Column]:
 
 
 def _subject(row: UsageRow, by: str) -> tuple[str, ...]:
-    from vgpu.ctl.present.tables import user_name
-
-    user = user_name(row.owner_uid)
     match by:
         case "vgpu":
-            return row.vgpu_id, row.name, user, row.claim
+            return row.vgpu_id, row.name, row.user, row.claim
         case "claim":
-            return row.claim or "none", user
+            return row.claim or "none", row.user
         case _:
-            return (user,)
+            return (row.user,)
 
 
 def _amounts(rows: Sequence[UsageRow]) -> tuple[str, ...]:

@@ -30,8 +30,7 @@ const page = {
   snapshot: () => node.snapshot,
   gpuCount: () => node.snapshot?.gpus.length ?? 0,
   pastOf,
-  userOf: (vgpu) => page.userName(vgpu.owner_uid),
-  userName: (uid) => labels.users[uid] ?? (uid === 0 ? "root" : `uid ${uid}`),
+  userOf: (vgpu) => labels.users[vgpu.owner_uid] ?? String(vgpu.owner_uid),
   commandOf: (vgpu) => labels.commands[vgpu.vgpu_id] ?? "",
   containerOf: (vgpu) => containers.of(vgpu.vgpu_id),
   hueOf: (vgpu) => hueOf(gpus.get(vgpu.gpu_index)?.places.get(vgpu.vgpu_id) ?? 0),
@@ -45,7 +44,7 @@ page.sharing = new Sharing(page);
 page.view = new View(page.userOf, () => mark("filter"));
 const containers = new Containers(page);
 const events = new EventsList();
-const usage = new Usage(page);
+const usage = new Usage();
 const node = new Node(mark);
 
 function mark(what) {

@@ -38,12 +38,12 @@ export function begin(range, now) {
 }
 
 // The rows of an answer by subject, each with its sums in all and by step; the largest first.
-export function subjects(report, by, range, userOf) {
+export function subjects(report, by, range) {
   const { stepS, steps } = RANGES[range];
   const found = new Map();
   for (const row of report.rows) {
     const key = by === "user" ? String(row.owner_uid) : `${row.owner_uid} ${row.vgpu_id}`;
-    const user = userOf(row.owner_uid);
+    const user = row.user || `uid ${row.owner_uid}`;
     if (!found.has(key)) found.set(key, { key, name: by === "user" ? user : row.name || row.vgpu_id, note: by === "user" ? "" : `${row.name ? `${row.vgpu_id}, ` : ""}${user}`, sums: nothing(), bars: Array.from({ length: steps }, nothing) });
     const subject = found.get(key);
     add(subject.sums, row);
@@ -81,8 +81,7 @@ function drawBars(bars, top, since, range, height) {
 }
 
 export class Usage {
-  constructor(page) {
-    this.page = page;
+  constructor() {
     this.range = "24 h";
     this.by = "user";
     this.shown = false;
@@ -131,7 +130,7 @@ export class Usage {
 
   draw(report, by, range) {
     this.remark(report.notes);
-    const found = subjects(report, by, range, (uid) => this.page.userName(uid));
+    const found = subjects(report, by, range);
     const { steps } = RANGES[range];
     const all = { name: "all", note: "", sums: nothing(), bars: Array.from({ length: steps }, nothing) };
     for (const subject of found) {
