@@ -43,7 +43,7 @@ AMOUNTS: Final = (
 )
 EXPLAINED: Final = """
 \b
-since       the last seven days, unless --since says more
+since       seven days ago, unless --since is given
 GPU-hours   hours of one whole GPU: --sm 25 for 4 hours is 1
 wasted      promised and not used
 GiB-hours   memory times how long
