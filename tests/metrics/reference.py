@@ -15,6 +15,7 @@ TITLES = {
     Of.GPU: "Of a GPU",
     Of.VGPU: "Of a vGPU",
     Of.PROCESS: "Of a process in a vGPU",
+    Of.USER: "Of a user",
     Of.EXPORTER: "Of the exporter",
 }
 

@@ -41,6 +41,8 @@ MODULES: Final = {
     "metrics": "observe.metrics",
     "trace": "observe.trace",
     "events": "observe.events",
+    "usage": "observe.usage",
+    "why": "observe.why",
     "logs": "observe.logs",
     "gpu": "gpus",
     "config": "config",

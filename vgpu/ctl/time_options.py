@@ -18,7 +18,7 @@ SinceOption = Annotated[
 ]
 
 
-def parse_since(text: str | None, now: datetime | None = None) -> float:
+def parse_since(text: str | None, now: datetime | None = None, option: str = "--since") -> float:
     """Seconds since 1970; None: 0. ``10m``: that long ago; ``14:30``: the last time it was that; a date, with a time or
     without. ``VgpuError`` (invalid)."""
     if text is None:
@@ -41,8 +41,8 @@ def parse_since(text: str | None, now: datetime | None = None) -> float:
     except ValueError:
         raise VgpuError(
             ErrorCode.INVALID,
-            f"--since: {text!r} is no time: write 10m, 14:30 or 2026-01-31T14:30",
-            "--since 10m",
+            f"{option}: {text!r} is no time: write 10m, 14:30 or 2026-01-31T14:30",
+            f"{option} 10m",
         ) from None
     return (when if when.tzinfo else when.astimezone()).timestamp()
 

@@ -3,8 +3,8 @@
 ``/metrics``, the table in ``docs/reference/metrics.md`` and the tests are made from ``METRICS``. All of it is pure.
 
 A name contains its unit, always a base unit: ``_seconds``, ``_bytes``, ``_watts``, ``_celsius``, ``_hertz``, ``_ratio``
-(0–1). A counter's ends with ``_total``. The prefixes ``vgpu_gpu_``, ``vgpu_process_``, ``vgpu_node_`` and
-``vgpu_exporter_`` name the subject; ``vgpu_`` alone: a vGPU.
+(0–1). A counter's ends with ``_total``. The prefixes ``vgpu_gpu_``, ``vgpu_process_``, ``vgpu_user_``,
+``vgpu_node_`` and ``vgpu_exporter_`` name the subject; ``vgpu_`` alone: a vGPU.
 
 The last readings of a GPU Server that does not answer are no measurement. So a metric is left out until the server
 answers again (``vgpu_gpu_up``), unless it is ``lasting``.
@@ -18,6 +18,7 @@ from typing import Any, Final, get_args
 from vgpu.integrations.claims import Claim
 from vgpu.metrics.kinds import Gpu, Kind, Metric, Of, Seen, Taken, Values, Vgpu
 from vgpu.protocol.messages import GpuStatus, ProcessReading, VgpuStatus
+from vgpu.protocol.usage import UserUsage
 
 SECOND_NS: Final = 1_000_000_000
 LONGEST_COMMAND: Final = 80
@@ -44,6 +45,10 @@ def _process(
     name: str, kind: Kind, text: str, take: Callable[[ProcessReading], Taken], *labels: str
 ) -> Metric[ProcessReading]:
     return Metric(f"vgpu_process_{name}", Of.PROCESS, kind, text, take, labels)
+
+
+def _user(name: str, text: str, take: Callable[[UserUsage], Taken]) -> Metric[UserUsage]:
+    return Metric(f"vgpu_user_{name}_total", Of.USER, Kind.COUNTER, text, take, lasting=True)
 
 
 def _exporter(name: str, kind: Kind, text: str, take: Callable[[Seen], Taken], *labels: str) -> Metric[Seen]:
@@ -439,5 +444,33 @@ EXPORTER: Final[tuple[Metric[Seen], ...]] = (
     ),
 )
 
-METRICS: Final[tuple[Metric[Any], ...]] = (*NODE, *GPU, *VGPU, *PROCESS, *EXPORTER)
+USER: Final[tuple[Metric[UserUsage], ...]] = (
+    _user(
+        "promised_gpu_seconds",
+        "Time of a whole GPU that was promised to the user's vGPUs, also to those that are gone.",
+        lambda u: u.promised_ns / SECOND_NS,
+    ),
+    _user(
+        "used_gpu_seconds",
+        "Time of a whole GPU that the user's vGPUs used, also beyond their promise.",
+        lambda u: u.used_ns / SECOND_NS,
+    ),
+    _user(
+        "wasted_gpu_seconds",
+        "Time of a whole GPU that was promised to the user's vGPUs, and that they did not use.",
+        lambda u: u.wasted_ns / SECOND_NS,
+    ),
+    _user(
+        "memory_promised_byte_seconds",
+        "Memory that was promised to the user's vGPUs, times how long.",
+        lambda u: u.memory_promised_kib_s * 1024,
+    ),
+    _user(
+        "memory_used_byte_seconds",
+        "Memory that the user's vGPUs had, times how long.",
+        lambda u: u.memory_used_kib_s * 1024,
+    ),
+)
+
+METRICS: Final[tuple[Metric[Any], ...]] = (*NODE, *GPU, *VGPU, *PROCESS, *USER, *EXPORTER)
 """In the order of the exposition: the last one says how long all of it took."""

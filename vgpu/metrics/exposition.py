@@ -15,10 +15,11 @@ from typing import Any, Final, NamedTuple
 from prometheus_client import utils
 
 from vgpu.ctl.present.tables import user_name
-from vgpu.metrics.definitions import METRICS
+from vgpu.metrics.definitions import METRICS, readable
 from vgpu.metrics.kinds import LABELS, Gpu, Metric, Of, Seen, Vgpu
 from vgpu.protocol.messages import MetricsSnapshot, ProcessReading
 from vgpu.protocol.meters import Histogram
+from vgpu.protocol.usage import UserUsage
 
 _ESCAPED: Final = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
 _LETTERS: Final = {1.0: "1.0", 0.0: "0.0"}
@@ -56,8 +57,28 @@ def subjects_of(seen: Seen) -> dict[Of, list[Subject]]:
         vgpus = _vgpus(seen.metering, gpus)
         found[Of.GPU] = list(gpus.values())
         found[Of.VGPU] = list(vgpus.values())
+        found[Of.USER] = list(_users(seen.metering.users).values())
         found[Of.PROCESS] = list(_processes(seen.metering.processes, vgpus).values())
     return found
+
+
+def _users(totals: Iterable[UserUsage]) -> dict[tuple[str, str, str], Subject]:
+    """By their labels: a team may have the name of its user, and two teams may be readable as one."""
+    found: dict[tuple[str, str, str], Subject] = {}
+    for total in totals:
+        labels = _user_labels(total)
+        if labels in found:
+            known: UserUsage = found[labels].what
+            amounts = set(UserUsage.model_fields) - {"owner_uid", "team"}
+            total = known.model_copy(update={name: getattr(known, name) + getattr(total, name) for name in amounts})
+        found[labels] = Subject(_escaped(labels), total, True)
+    return found
+
+
+def _user_labels(total: UserUsage) -> tuple[str, str, str]:
+    """The team of a user for whom no engine asked is the user."""
+    user = user_name(total.owner_uid)
+    return str(total.owner_uid), user, readable(total.team) or user
 
 
 def _gpus(metering: MetricsSnapshot) -> dict[int, Subject]:

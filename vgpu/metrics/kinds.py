@@ -10,6 +10,7 @@ from typing import Final, Generic, TypeVar
 from vgpu.errors import VgpuError
 from vgpu.protocol.messages import GpuStatus, MetricsSnapshot, ProcessReading, VgpuStatus
 from vgpu.protocol.meters import GpuMeters, Histogram, VgpuMeters
+from vgpu.protocol.usage import UserUsage
 
 UNITS: Final = ("seconds", "bytes", "ratio", "watts", "celsius", "hertz")
 
@@ -27,6 +28,7 @@ class Of(StrEnum):
     GPU = "GPU"
     VGPU = "vGPU"
     PROCESS = "process"
+    USER = "user"
     EXPORTER = "exporter"
 
 
@@ -35,6 +37,7 @@ LABELS: Final[dict[Of, tuple[str, ...]]] = {
     Of.GPU: ("gpu",),
     Of.VGPU: ("gpu", "vgpu", "name", "uid"),
     Of.PROCESS: ("gpu", "vgpu", "name", "uid", "pid"),
+    Of.USER: ("uid", "user", "team"),
     Of.EXPORTER: (),
 }
 """The labels that distinguish the subjects of a kind."""
@@ -73,7 +76,7 @@ Values = Sequence[tuple[tuple[str, ...], float]]
 """A value for each combination of a metric's own labels."""
 Taken = float | Histogram | Values | None
 """None: there is no value just now."""
-Measured = TypeVar("Measured", Seen, Gpu, Vgpu, ProcessReading)
+Measured = TypeVar("Measured", Seen, Gpu, Vgpu, ProcessReading, UserUsage)
 
 
 @dataclass(frozen=True, slots=True)

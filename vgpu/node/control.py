@@ -20,12 +20,14 @@ from vgpu.node.database import NodeDatabase
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder, not_served
 from vgpu.node.readings import only
-from vgpu.node.routing import find_gpu, serving
+from vgpu.node.routing import find_gpu, find_vgpu, serving
 from vgpu.node.servers import ServerProcess
 from vgpu.node.survey import SILENT, StatusCollector
 from vgpu.node.tenancy.admission import Admission, Client
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.node.tenancy.reclaim import Reclaimer
+from vgpu.node.usage import UsageKeeper
+from vgpu.node.why import explained
 from vgpu.paths import NodePaths
 from vgpu.protocol.handlers import Handlers
 from vgpu.protocol.hello import Hello
@@ -56,6 +58,7 @@ from vgpu.protocol.messages import (
     QueueList,
     QuotaReading,
     QuotasSet,
+    Remove,
     Resume,
     Set,
     SetQuotas,
@@ -69,6 +72,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import TABLE, Entry, Route, entry_of
 from vgpu.protocol.service import checked, open_link, software_version
+from vgpu.protocol.usage import Usage, UsageReport, Why, WhyReport
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 
 OWN: Final = tuple(entry for entry in TABLE if entry.route is Route.NODE and not entry.is_stream)
@@ -84,6 +88,7 @@ class NodeControl:
         processes: Mapping[int, ServerProcess],
         survey: StatusCollector,
         feed: EventFeed,
+        usage: UsageKeeper,
         *,
         simulated: bool,
         placement: PlacementName = PlacementName.SPREAD,
@@ -95,6 +100,7 @@ class NodeControl:
         self._processes = processes
         self._survey = survey
         self._feed = feed
+        self._usage = usage
         self._simulated = simulated
         self._quotas = quotas
         self._forwarder = Forwarder(processes, survey)
@@ -119,6 +125,8 @@ class NodeControl:
                 GetQueue: self._list_queue,
                 GetQuota: self._quota,
                 SetQuotas: self._set_quotas,
+                Usage: self._past_usage,
+                Why: self._why,
             },
         )
 
@@ -150,12 +158,16 @@ class NodeControl:
 
     async def _to_vgpu(self, request: AnyRequest, client: Client, entry: Entry) -> BaseModel:
         vgpu = await self._forwarder.find(entry.target(request), client.uid)
+        answer: BaseModel
         if isinstance(request, Set):
-            return await self._admission.change(request, vgpu, client.uid)
-        if isinstance(request, Inspect):
-            detail = await self._forwarder.to_vgpu(vgpu, request, client.uid, VgpuDetail)
-            return detail.model_copy(update={"vgpu": self._remarked(detail.vgpu)})
-        return await self._forwarder.to_vgpu(vgpu, request, client.uid, entry.answer)
+            answer = await self._admission.change(request, vgpu, client.uid)
+        else:
+            answer = await self._forwarder.to_vgpu(vgpu, request, client.uid, entry.answer)
+        if isinstance(answer, VgpuDetail):
+            return answer.model_copy(update={"vgpu": self._remarked(answer.vgpu)})
+        if isinstance(answer, VgpuStatus):
+            (self._usage.hear_last if isinstance(request, Remove) else self._usage.hear)(answer)
+        return answer
 
     # --- changes
 
@@ -254,12 +266,25 @@ class NodeControl:
         return vgpu.model_copy(update={"warnings": (*vgpu.warnings, warning)}) if warning else vgpu
 
     async def _metrics(self, _: GetMetrics, client: Client) -> MetricsSnapshot:
-        return await self._survey.meter(client.uid)
+        return (await self._survey.meter(client.uid)).model_copy(update={"users": self._usage.totals(client.uid)})
 
     async def _past_events(self, asked: Events, client: Client) -> EventList:
         history = self._feed.history
         vgpu_id = history.meant(asked.vgpu, (await self._survey.snapshot()).vgpus, client.uid) if asked.vgpu else ""
         return EventList(events=history.find(vgpu_id, asked.since_unix_s, asked.most, asked.kinds))
+
+    async def _past_usage(self, asked: Usage, client: Client) -> UsageReport:
+        return await self._usage.report(asked, client.uid)
+
+    async def _why(self, asked: Why, client: Client) -> WhyReport:
+        snapshot = await self._survey.snapshot()
+        vgpu = find_vgpu(asked.vgpu, snapshot.vgpus, client.uid)
+        if vgpu.state == "restarting":
+            gpu = find_gpu(str(vgpu.gpu_index), snapshot.gpus)
+            detail = VgpuDetail(vgpu=vgpu, processes=(), gpu=gpu, notes=())
+        else:
+            detail = await self._forwarder.to_vgpu(vgpu, Inspect(vgpu=vgpu.vgpu_id), client.uid, VgpuDetail)
+        return await explained(detail, snapshot, self._usage, client.uid)
 
     # --- streams
 

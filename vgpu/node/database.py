@@ -47,19 +47,20 @@ CREATE TABLE usage_vgpu (
     vgpu_id TEXT PRIMARY KEY,
     owner_uid INTEGER NOT NULL,
     name TEXT NOT NULL,
-    claim TEXT NOT NULL,
-    seen_unix_s INTEGER NOT NULL
+    claim TEXT NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE usage_total (
-    owner_uid INTEGER PRIMARY KEY,
+    owner_uid INTEGER NOT NULL,
+    team TEXT NOT NULL,
     promised_ns INTEGER NOT NULL,
     used_ns INTEGER NOT NULL,
     wasted_ns INTEGER NOT NULL,
     memory_promised_kib_s INTEGER NOT NULL,
-    memory_used_kib_s INTEGER NOT NULL
-);
+    memory_used_kib_s INTEGER NOT NULL,
+    PRIMARY KEY (owner_uid, team)
+) WITHOUT ROWID;
 """
-"""Rows of ``vgpu.usage.account``, the names of their vGPUs, and what each user's rows sum to since the beginning."""
+"""Rows of ``vgpu.usage.rows``, the names of their vGPUs, and what all rows of each user and team have summed to."""
 
 QUEUE: Final = """
 CREATE TABLE waiting (

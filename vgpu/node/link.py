@@ -58,6 +58,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import ENTRY_OF
 from vgpu.protocol.trace import TraceChunk
+from vgpu.protocol.usage import Grouping, Usage, UsageReport, Why, WhyReport
 from vgpu.protocol.versions import PROTOCOL_VERSION, REQUEST_IDS_SINCE
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import Quotas
@@ -198,6 +199,22 @@ class ControlLink(BlockingLink):
     def queue(self) -> tuple[QueueReading, ...]:
         """The requests that wait for room, in the order in which they are tried."""
         return self._ask(GetQueue(), QueueList).waiting
+
+    def usage(
+        self,
+        *,
+        since_unix_s: float = 0.0,
+        until_unix_s: float | None = None,
+        by: Grouping = "user",
+        step_s: int = 0,
+    ) -> UsageReport:
+        """What was promised and used, also of vGPUs that are gone."""
+        request = Usage(since_unix_s=since_unix_s, until_unix_s=until_unix_s, by=by, step_s=step_s)
+        return self._ask(request, UsageReport)
+
+    def why(self, vgpu: str) -> WhyReport:
+        """Why the vGPU is as fast as it is."""
+        return self._ask(Why(vgpu=vgpu), WhyReport)
 
     def watch(
         self,

@@ -34,6 +34,7 @@ from vgpu.node.sources import Places, Source, read_owners
 from vgpu.node.survey import StatusCollector
 from vgpu.node.tenancy.admission import Client
 from vgpu.node.tenancy.quotas import NodeQuotas
+from vgpu.node.usage import UsageKeeper
 from vgpu.openfiles import is_kept
 from vgpu.pacing import Pace, and_more
 from vgpu.paths import NodePaths, unusable
@@ -103,11 +104,13 @@ class Node:
         self._feed = EventFeed(self._events)
         self._quotas = NodeQuotas(quotas, lambda: self._places.owners)
         self._database = NodeDatabase(paths.database, warn=self._warn_of_history)
+        self._usage = UsageKeeper(self._database, self._survey)
         self._control = NodeControl(
             paths,
             self._processes,
             self._survey,
             self._feed,
+            self._usage,
             simulated=simulated,
             placement=placement,
             quotas=self._quotas,
@@ -122,6 +125,7 @@ class Node:
         try:
             await self._run()
         finally:
+            self._usage.end()
             self._database.close()
             self._events.flush()
 
@@ -138,6 +142,7 @@ class Node:
             nursery.start_soon(self._end_on_signal, nursery.cancel_scope)
             for process in self._processes.values():
                 await process.settled.wait()
+            nursery.start_soon(self._usage.run)
             # Every user may connect to root's node. The node checks each request against the peer's uid.
             listener = listen(self._paths.control_socket, mode=0o666 if os.geteuid() == 0 else 0o600)
             keep_all()
@@ -159,6 +164,7 @@ class Node:
                 self._stopping = True
                 tell_service_manager("STOPPING=1")
                 self._paths.control_socket.unlink(missing_ok=True)
+                await self._usage.last_sample()
                 await self._servers.stop(self._processes.values())
                 scope.cancel()
 

@@ -53,6 +53,8 @@ class StatusCollector:
         """By GPU: the server's ``up`` event when it did not answer. The next server has another event."""
         self._known: frozenset[str] = frozenset()
         """The vGPUs of the last snapshot."""
+        self._last: tuple[Snapshot, int] | None = None
+        """That snapshot, and when it was complete, on the monotonic clock."""
         self._sending, self._receiving = trio.open_memory_channel[ServerProcess](len(processes))
 
     async def run(self) -> NoReturn:
@@ -74,7 +76,16 @@ class StatusCollector:
         if self._known - ids_of(found):
             found = merge_snapshots(await self._of_each(self._snapshot_of), time.time())
         self._known = ids_of(found)
+        self._last = found, time.monotonic_ns()
         return found
+
+    async def lately(self, most_s: float) -> tuple[Snapshot, int]:
+        """A snapshot of the last ``most_s`` seconds, and when it was complete, on the monotonic clock. The servers are
+        asked only if no other task has asked them meanwhile."""
+        if self._last is None or time.monotonic_ns() - self._last[1] > most_s * 1e9:
+            found = await self.snapshot()
+            return found, time.monotonic_ns()
+        return self._last
 
     def note(self, vgpu: VgpuStatus) -> None:
         """A server has admitted or changed this vGPU. So the server's last report has it, whatever happens next."""

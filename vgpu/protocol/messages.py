@@ -32,6 +32,7 @@ from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
+from vgpu.protocol.usage import Usage, UserUsage, Why
 from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, PODS_SINCE, QUEUE_SINCE, REQUEST_IDS_SINCE
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import Quotas
@@ -374,6 +375,8 @@ AnyRequest = Annotated[
     | GetQueue
     | GetQuota
     | SetQuotas
+    | Usage
+    | Why
     | Watch
     | Trace,
     Field(discriminator="op"),
@@ -697,6 +700,7 @@ class MetricsSnapshot(Reading):
     processes: tuple[ProcessReading, ...]
     gpus: tuple[GpuMeters, ...]
     vgpus: tuple[VgpuMeters, ...]
+    users: tuple[UserUsage, ...] = ()
 
 
 class EventReading(Reading):

@@ -56,6 +56,7 @@ from vgpu.protocol.messages import (
     VgpuStatus,
     Watch,
 )
+from vgpu.protocol.usage import Usage, UsageReport, Why, WhyReport
 
 
 class Route(Enum):
@@ -130,6 +131,8 @@ TABLE: Final = (
     Entry(GetQueue, QueueList, Route.NODE, READING_S, on_server=False, http="GET /queue"),
     Entry(GetQuota, QuotaReading, Route.NODE, READING_S, on_server=False, http="GET /quota"),
     Entry(SetQuotas, QuotasSet, Route.NODE, READING_S, on_server=False),
+    Entry(Usage, UsageReport, Route.NODE, READING_S, on_server=False, http="GET /usage"),
+    Entry(Why, WhyReport, Route.NODE, READING_S, on_server=False, http="GET /vgpus/{ref}/why"),
     Entry(Watch, Notice, Route.NODE, READING_S),
     Entry(Trace, Notice, Route.NODE, READING_S),
     Entry(Await, VgpuStatus, Route.SERVER, CHANGE_S),

@@ -48,7 +48,7 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A request in its place of the order. ``gpus``: those on which it may be placed now. ``kept``: the GPU that is kept
+    """A request in its place of the order. ``gpus``: those on which it may be placed now. ``kept``: the GPU kept
     for it."""
 
     request: Waiting

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from vgpu.bounds import LARGEST_REAL, Bounded, BoundedRequest
 from vgpu.config import MOST_GPUS
 from vgpu.ctl.commandlines import program_line
-from vgpu.ctl.present.tables import user_name
+from vgpu.ctl.present.tables import user_name, with_users
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.hello import Request
@@ -57,6 +57,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import entry_of
 from vgpu.protocol.service import AnyModel, ask
+from vgpu.protocol.usage import Grouping, Usage, UsageReport, Why, WhyReport
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs, explain
 from vgpu.web.feed import Feed
 from vgpu.web.history import History
@@ -173,6 +174,17 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = ""
         """What has happened, oldest first."""
         return (await node(Events(vgpu=vgpu, since_unix_s=since_unix_s, most=most), EventList)).events
 
+    @router.get("/usage", tags=["node"])
+    async def usage(
+        since_unix_s: Annotated[float, Query(ge=0, le=1e11)] = 0.0,
+        until_unix_s: Annotated[float | None, Query(ge=0, le=1e11)] = None,
+        by: Grouping = "user",
+        step_s: Annotated[int, Query(ge=0, le=1_000_000_000)] = 0,
+    ) -> UsageReport:
+        """What was promised and used, as `vgpuctl usage -o json`; in steps of `step_s` seconds if that is not 0."""
+        asked = Usage(since_unix_s=since_unix_s, until_unix_s=until_unix_s, by=by, step_s=step_s)
+        return await trio.to_thread.run_sync(with_users, await node(asked, UsageReport))
+
     @router.get("/stream", tags=["streams"], response_class=StreamingResponse)
     async def stream() -> StreamingResponse:
         """Server-sent events: `link` (LinkState), `snapshot` (Snapshot, twice a second), `event` (EventReading)."""
@@ -250,6 +262,11 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = ""
     async def remove(ref: str, force: bool = False) -> VgpuStatus:
         """As `vgpuctl rm`; `force`: even with programs in it; their next call fails."""
         return await node(Remove(vgpu=ref, force=force), VgpuStatus)
+
+    @router.get("/vgpus/{ref}/why", tags=["vGPUs"])
+    async def why(ref: str) -> WhyReport:
+        """As `vgpuctl why`."""
+        return await node(Why(vgpu=ref), WhyReport)
 
     @router.post("/vgpus/{ref}/suspend", tags=["vGPUs"])
     async def suspend(ref: str) -> VgpuStatus:

@@ -12,6 +12,7 @@ from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, three_
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, VgpuStatus
+    from vgpu.protocol.usage import UsageReport
 
 VGPUS: Final = (
     Column("VGPU"),
@@ -91,6 +92,12 @@ def token_rate(reading: VgpuStatus | GpuStatus) -> str:
 def vgpu_token_rate(vgpu: VgpuStatus) -> str:
     """``shared`` while other vGPUs compute beside its token, else ``token_rate``."""
     return "shared" if vgpu.shares else token_rate(vgpu)
+
+
+def with_users(report: UsageReport) -> UsageReport:
+    """The same with the names of the users, as this machine has them."""
+    rows = (row.model_copy(update={"user": user_name(row.owner_uid)}) for row in report.rows)
+    return report.model_copy(update={"rows": tuple(rows)})
 
 
 def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:

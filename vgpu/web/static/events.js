@@ -4,7 +4,7 @@ import { $, el, keyed, show } from "/static/dom.js";
 import { clock } from "/static/format.js";
 
 const SHOWN = 100;
-const LOUD = new Set(["refused", "overrun", "not-suspended", "not-resumed", "killed-on-resume", "drift", "outside", "unmanaged", "broker-restarted", "server-restarted"]);
+const LOUD = new Set(["refused", "overrun", "not-suspended", "not-resumed", "killed-on-resume", "drift", "outside", "unmanaged", "broker-restarted", "server-restarted", "history-lost"]);
 
 export class EventsList {
   constructor() {
@@ -31,4 +31,4 @@ const named = (text, users) => text.replace(/\bby uid (\d+)\b/, (all, uid) => (u
 const line = (event, called, users) => el("li", {},
   el("time", { datetime: new Date(event.at_unix_s * 1000).toISOString() }, clock(event.at_unix_s)),
   el("b", { class: LOUD.has(event.kind) ? "kind loud" : "kind" }, event.kind),
-  el("span", {}, named(event.text, users), " ", event.vgpu_id ? el("a", { href: `#${event.vgpu_id}`, title: event.vgpu_id }, called(event.vgpu_id)) : `GPU ${event.gpu_index}`));
+  el("span", {}, named(event.text, users), " ", event.vgpu_id ? el("a", { href: `#${event.vgpu_id}`, title: event.vgpu_id }, called(event.vgpu_id)) : event.gpu_index < 0 ? "" : `GPU ${event.gpu_index}`));

@@ -11,6 +11,7 @@ import { Node, ask } from "/static/node.js";
 import { asleep } from "/static/row.js";
 import { Sharing } from "/static/sharing.js";
 import { SPAN_S } from "/static/spark.js";
+import { Usage } from "/static/usage.js";
 import { View } from "/static/view.js";
 
 const SHOWN_MS = 6000;
@@ -43,6 +44,7 @@ page.sharing = new Sharing(page);
 page.view = new View(page.userOf, () => mark("filter"));
 const containers = new Containers(page);
 const events = new EventsList();
+const usage = new Usage();
 const node = new Node(mark);
 
 function mark(what) {
@@ -226,6 +228,7 @@ const KEYS = {
   c: () => page.view.toggle(),
   d: () => containers.shown && containers.begin(),
   l: () => showTimelines(),
+  h: () => usage.toggle(),
   p: () => gpus.forEach((gpu) => gpu.timeline.pause()),
 };
 
