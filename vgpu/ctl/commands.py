@@ -52,6 +52,7 @@ MODULES: Final = {
     "ray": "integrations.ray",
     "ray-worker": "integrations.ray",
     "kubelet": "integrations.kubelet",
+    "extender": "integrations.extender",
     "simulate": "placement.simulate",
     "support": "support",
 }
