@@ -11,7 +11,7 @@ from vgpu.errors import ErrorCode, VgpuError
 MODULES: Final[dict[str, tuple[str, ...]]] = {
     "aio": ("anyio",),
     "containers": ("httpx",),
-    "kubernetes": ("grpc", "google.protobuf", "lightkube", "httpx2"),
+    "kubernetes": ("grpc", "google.protobuf", "lightkube", "httpx2", "fastapi", "hypercorn"),
     "metrics": ("prometheus_client", "fastapi", "hypercorn"),
     "plot": ("matplotlib",),
     "top": ("textual",),

@@ -54,6 +54,7 @@ MODULES: Final = {
     "ray": "integrations.ray",
     "ray-worker": "integrations.ray",
     "kubelet": "integrations.kubelet",
+    "extender": "integrations.extender",
     "simulate": "placement.simulate",
     "quota": "placement.quota",
     "queue": "placement.queue",

@@ -19,7 +19,7 @@ from vgpu.ctl.exit_codes import Exit, report, say
 from vgpu.ctl.mistakes import command_path
 from vgpu.ctl.present import stdio
 from vgpu.ctl.present.help_sections import SYNONYMS, Overview
-from vgpu.errors import VgpuError, in_plain_words
+from vgpu.errors import ErrorCode, VgpuError, in_plain_words
 from vgpu.protocol import building
 
 BEGIN = """To begin:
@@ -42,8 +42,20 @@ app = typer.Typer(
 
 @app.callback(invoke_without_command=True)
 def everywhere(
-    ctx: typer.Context, version: Annotated[bool, typer.Option("--version", help="Same as the command version.")] = False
+    ctx: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Same as the command version.")] = False,
+    nodes: Annotated[
+        str,
+        typer.Option(
+            "--nodes",
+            metavar="FILE",
+            help="ls, create, top, and others with NODE/VGPU, over the nodes of FILE.",
+            show_default=False,
+        ),
+    ] = "",
 ) -> None:
+    if nodes:
+        raise VgpuError(ErrorCode.INVALID, "--nodes FILE comes before all other options", f"vgpuctl --nodes {nodes} ls")
     if version:
         from vgpu.ctl.node import version as print_version
 
@@ -66,11 +78,20 @@ _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of everything that can be wrong with a command line; typer names only this one of its subclasses."""
 
 
+def _ran(arguments: Sequence[str]) -> object:
+    if arguments and arguments[0].partition("=")[0] == "--nodes":
+        from vgpu.ctl.placement import nodes
+
+        if given := nodes.given(arguments):
+            return nodes.run(*given)
+    return app(list(arguments), prog_name="vgpuctl", standalone_mode=False)
+
+
 def run(arguments: Sequence[str]) -> int:
     """Executes one command line. Returns the exit code. Errors go to stderr, and are never raised."""
     launches = bool(arguments) and arguments[0] in LAUNCHING
     try:
-        result = app(list(arguments), prog_name="vgpuctl", standalone_mode=False)
+        result = _ran(arguments)
         sys.stdout.flush()
     except _UsageError as error:
         path = command_path(typer.main.get_command(app), list(arguments))
@@ -98,7 +119,7 @@ def run(arguments: Sequence[str]) -> int:
         stdio.silence()
         say(f"cannot write to stdout: {error.strerror}")
         return Exit.LAUNCH if launches else Exit.FAILURE
-    return int(result or 0)
+    return int(result or 0)  # type: ignore[call-overload,no-any-return]
 
 
 def main() -> int:

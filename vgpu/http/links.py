@@ -95,7 +95,8 @@ def connections(limits: Limits) -> type[TCPServer]:
     class Connection(TCPServer):
         async def run(self) -> None:
             try:
-                source = await trio.to_thread.run_sync(source_of, self.stream.socket)
+                stream = getattr(self.stream, "transport_stream", self.stream)  # below TLS
+                source = await trio.to_thread.run_sync(source_of, stream.socket)
             except OSError:
                 await self.stream.aclose()
                 return

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import signal
 import socket
+import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 
 import trio
@@ -22,12 +25,22 @@ IDLE_S: Final = 120.0
 """Longer than the pauses of scrapers, so that each keeps its connection."""
 
 
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """Files in PEM. ``clients``: peers need a certificate of one of these authorities; None: they need none."""
+
+    certificate: Path
+    key: Path
+    clients: Path | None = None
+
+
 async def serve_http(
     app: ASGIApp,
     listening: socket.socket,
     ready: Callable[[], None],
     stop_s: float,
     limits: Limits = DEFAULT_LIMITS,
+    tls: Tls | None = None,
 ) -> None:
     """Serves ``app`` at ``listening``, which it takes over. ``ready`` is called once requests are answered. ``stop_s``:
     the time for unfinished answers at the end."""
@@ -40,6 +53,10 @@ async def serve_http(
     config.keep_alive_timeout = IDLE_S
     config.loglevel = "WARNING"
     config.include_server_header = False
+    if tls is not None:
+        config.certfile, config.keyfile = str(tls.certificate), str(tls.key)
+        if tls.clients is not None:
+            config.ca_certs, config.verify_mode = str(tls.clients), ssl.CERT_REQUIRED
     ended = trio.Event()
 
     async def answer(task_status: trio.TaskStatus[list[str]] = trio.TASK_STATUS_IGNORED) -> None:

@@ -16,10 +16,10 @@ from uuid import uuid4
 
 import grpc
 import httpx
-import kmock
 from kmock._internal.apps import Server
 
 from client_hook import interpreter
+from tests.cluster.kubernetes.emulator import APPLY, Emulator
 from tests.integration.node import PATIENCE_S, ROOT, SimulatedNode, eventually
 from vgpu.integrations.kubernetes import wire
 from vgpu.integrations.kubernetes.kubelet import serve
@@ -50,9 +50,10 @@ class FakeCluster:
         self._loop.close()
 
     async def _serve(self, ready: threading.Event) -> None:
-        async with kmock.KubernetesEmulator() as handler, Server(handler) as server:
+        async with Emulator() as handler, Server(handler) as server:
             self._handler = handler
             handler.resources["v1/nodes"] = {"namespaced": False, "kind": "Node"}
+            handler.resources["v1/pods"] = {"namespaced": True, "kind": "Pod"}
             for kind, namespaced in (("ResourceSlice", False), ("ResourceClaim", True)):
                 plural = f"resource.k8s.io/v1/{kind.lower()}s"
                 handler.resources[plural] = {"namespaced": namespaced, "kind": kind}
@@ -69,11 +70,36 @@ class FakeCluster:
         return [
             (request.url.path, request.params["fieldManager"])
             for request in self._handler
-            if request.headers.get("Content-Type") == "application/apply-patch+yaml"
+            if request.headers.get("Content-Type") == APPLY
         ]
 
     def add(self, claim: Mapping[str, Any]) -> None:
         self._post(f"{_API}/namespaces/{claim['metadata']['namespace']}/resourceclaims", claim)
+
+    @property
+    def bindings(self) -> list[tuple[str, str]]:
+        """Pod and node of each binding, in their order."""
+        return list(self._handler.bindings)
+
+    def add_pod(self, pod: Mapping[str, Any]) -> dict[str, Any]:
+        self._post(f"/api/v1/namespaces/{pod['metadata']['namespace']}/pods", pod)
+        return self.pod(pod["metadata"]["name"])
+
+    def pod(self, name: str, namespace: str = "team-a") -> dict[str, Any]:
+        """As the API server has it now."""
+        return dict(self._client.get(f"/api/v1/namespaces/{namespace}/pods/{name}").raise_for_status().json())
+
+    def change_pod(self, name: str, change: Mapping[str, Any], namespace: str = "team-a") -> None:
+        self._client.patch(f"/api/v1/namespaces/{namespace}/pods/{name}", json=change).raise_for_status()
+
+    def delete_pod(self, name: str, namespace: str = "team-a") -> None:
+        self._client.delete(f"/api/v1/namespaces/{namespace}/pods/{name}").raise_for_status()
+
+    def node(self, name: str = NODE) -> dict[str, Any]:
+        return dict(self._client.get(f"/api/v1/nodes/{name}").raise_for_status().json())
+
+    def add_node(self, node: Mapping[str, Any]) -> None:
+        self._post("/api/v1/nodes", node)
 
     def reserve(self, claim: Mapping[str, Any], *pods: str) -> None:
         """For the pods with these uids."""
@@ -101,6 +127,22 @@ class FakeCluster:
     def delete_slices(self) -> None:
         for one in self.slices():
             self._client.delete(f"{_API}/resourceslices/{one['metadata']['name']}").raise_for_status()
+
+
+def gpu_pod(name: str, *containers: Mapping[str, int], namespace: str = "team-a") -> dict[str, Any]:
+    """A pod that no scheduler has seen. ``containers``: the limits of each."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "uid": str(uuid4())},
+        "spec": {
+            "containers": [
+                {"name": f"c{at}", "image": "i", "resources": {"limits": {key: str(n) for key, n in limits.items()}}}
+                for at, limits in enumerate(containers)
+            ]
+        },
+        "status": {"phase": "Pending"},
+    }
 
 
 def claim_of(

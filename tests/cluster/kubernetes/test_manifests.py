@@ -16,13 +16,18 @@ import typer.main
 import yaml
 from kubernetes_validate import validate
 
-from vgpu.ctl.integrations.kubelet import register
+from vgpu.ctl.commands import part
 from vgpu.integrations.kubernetes.dra import DRIVER
+from vgpu.integrations.kubernetes.extender import assumed
+from vgpu.integrations.kubernetes.extender.app import PREFIXES
+from vgpu.integrations.kubernetes.extender.asks import ALLOCATED, NAMES
+from vgpu.integrations.kubernetes.extender.process import TURN_S
 from vgpu.integrations.kubernetes.profiles import parse_all
+from vgpu.placement import POLICIES
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy/kubernetes"
-OVERLAYS = ("capacity", "profiles", "plugin", "simulated")
+OVERLAYS = ("capacity", "extender", "profiles", "plugin", "simulated")
 VERSIONS = ("1.34", "1.35", "1.36", "1.37")
 """From the first with resource.k8s.io/v1 to the newest that kubernetes-validate has."""
 
@@ -86,12 +91,11 @@ def kubelet_arguments(overlay: str) -> list[str]:
 
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_the_arguments_are_the_commands(overlay: str) -> None:
-    app = typer.Typer()
-    register(app)
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(part("integrations.kubelet"))
     with command.make_context("kubelet", kubelet_arguments(overlay)) as context:
-        assert context.params["plugin"] is (overlay == "plugin")
-        assert context.params["dra"] is (overlay != "plugin")
+        assert context.params["plugin"] is (overlay in {"plugin", "extender"})
+        assert context.params["dra"] is (overlay not in {"plugin", "extender"})
+        assert context.params["extender"] is (overlay == "extender")
 
 
 def test_each_profile_has_a_class() -> None:
@@ -113,14 +117,64 @@ def test_every_volume_is_mounted_and_every_mount_is_a_volume() -> None:
 
 
 def test_the_policy_names_the_account_of_the_driver() -> None:
-    (account,) = (one["metadata"] for one in whole() if one["kind"] == "ServiceAccount")
+    accounts = [one["metadata"] for one in whole() if one["kind"] == "ServiceAccount"]
+    assert {one["name"] for one in accounts} == {"vgpu-kubelet", "vgpu-extender"}
     policies = yaml.safe_dump_all([one for one in whole() if one["kind"] == "ValidatingAdmissionPolicy"], width=1000)
-    assert f"system:serviceaccount:{account['namespace']}:{account['name']}" in policies
+    for account in accounts:
+        assert f"system:serviceaccount:{account['namespace']}:{account['name']}" in policies
+
+
+def rights_of(name: str) -> dict[str, Any]:
+    (role,) = (one for one in whole() if (one["kind"], one["metadata"]["name"]) == ("ClusterRole", name))
+    return {one["resources"][0]: one for one in role["rules"]}
+
+
+def deployment() -> dict[str, Any]:
+    (one,) = (one for one in built("extender") if one["kind"] == "Deployment")
+    return dict(one)
+
+
+def test_there_is_one_extender_at_a_time_and_its_arguments_are_the_commands() -> None:
+    spec = deployment()["spec"]
+    assert (spec["replicas"], spec["strategy"]["type"]) == (1, "Recreate")
+    (container,) = spec["template"]["spec"]["containers"]
+    command: Any = typer.main.get_command(part("integrations.extender"))
+    with command.make_context("extender", list(container["args"])) as context:
+        port = container["ports"][0]["containerPort"]
+        assert context.params["listen"] == f"0.0.0.0:{port}"
+        assert context.params["policy"] in POLICIES
+        files = [context.params[name] for name in ("tls_cert", "tls_key", "tls_client_ca")]
+        assert {str(one.parent) for one in files} == {container["volumeMounts"][0]["mountPath"]}
+
+
+def test_the_schedulers_configuration_is_the_extenders() -> None:
+    (configuration,) = documents(FOLDER / "overlays/extender/scheduler.yaml")
+    (extender,) = configuration["extenders"]
+    (service,) = (one for one in built("extender") if one["kind"] == "Service")
+    place = (
+        f"{service['metadata']['name']}.{service['metadata']['namespace']}.svc:{service['spec']['ports'][0]['port']}"
+    )
+    prefix, verbs = extender["urlPrefix"].removeprefix(f"https://{place}"), ("filter", "prioritize", "bind")
+    assert prefix in PREFIXES
+    assert [extender[f"{verb}Verb"] for verb in verbs] == list(verbs)
+    assert float(extender["httpTimeout"].removesuffix("s")) > TURN_S
+    managed = {one["name"]: one["ignoredByScheduler"] for one in extender["managedResources"]}
+    assert managed == {name: name not in ALLOCATED for name in NAMES}
+
+
+def test_extender_and_plugin_have_the_rights_that_they_use() -> None:
+    rights = rights_of("vgpu-extender")
+    assert rights["pods"]["verbs"] == ["get", "list", "watch", "patch"]
+    assert rights["pods/binding"]["verbs"] == ["create"]
+    assert rights["nodes"]["verbs"] == ["get", "list", "watch"]
+    assert rights_of("vgpu-kubelet-assigned")["pods"]["verbs"] == ["get", "list", "patch"]
+    assert rights_of("vgpu-kubelet-assigned")["nodes"]["verbs"] == ["get", "patch"]
+    policies = yaml.safe_dump_all(documents(FOLDER / "overlays/extender/policies.yaml"), width=1000)
+    assert all(f"'{name}'" in policies or f"''{name}''" in policies for name in assumed.ALL)
 
 
 def test_the_driver_may_write_its_own_entries_of_a_claims_status() -> None:
-    (role,) = (one for one in whole() if one["kind"] == "ClusterRole")
-    rights = {one["resources"][0]: one for one in role["rules"]}
+    rights = rights_of("vgpu-kubelet")
     assert "patch" in rights["resourceclaims/status"]["verbs"]
     assert rights["resourceclaims/driver"]["resourceNames"] == [DRIVER]
     assert "associated-node:patch" in rights["resourceclaims/driver"]["verbs"]

@@ -27,6 +27,14 @@ def kubelet(
             "aliyun.com/gpu-mem, its GiB.",
         ),
     ] = None,
+    extender: Annotated[
+        bool,
+        typer.Option(
+            "--extender",
+            help="Give a pod the GPU that vgpuctl extender chose. With --compatible aliyun.com/gpu-mem, or "
+            "nvidia.com/gpu=N, at most N vGPUs on each GPU.",
+        ),
+    ] = False,
     folder: Annotated[Path, typer.Option("--folder", metavar="DIR", help="The kubelet's folder.")] = Path(
         "/var/lib/kubelet"
     ),
@@ -37,7 +45,7 @@ def kubelet(
     """Serve this machine's vGPUs to its kubelet. The node of vGPUs runs beside it."""
     from vgpu import extras, logs
 
-    extras.need("kubelet", "kubernetes")
+    extras.need("kubelet", "kubernetes", "grpc", "google.protobuf", "lightkube", "httpx2")
     from vgpu.integrations.kubernetes import process
     from vgpu.integrations.kubernetes.kubelet import Places
     from vgpu.integrations.kubernetes.profiles import parse_all
@@ -52,11 +60,15 @@ def kubelet(
     if compatible and (profiles or len(compatible) > 1):
         text = "two names of the same GPUs would promise them twice"
         raise VgpuError(ErrorCode.INVALID, text, "give --profiles, or one --compatible")
+    if extender and not compatible:
+        text = "--extender gives pods the GPUs of resources with the names of other projects"
+        raise VgpuError(ErrorCode.INVALID, text, "--plugin --compatible aliyun.com/gpu-mem --extender")
     if not node_name:
         raise VgpuError(ErrorCode.INVALID, "which node of Kubernetes is this?", "--node-name NAME, or set NODE_NAME")
     options = process.Options(node_name, Places(folder, instance), parse_all(profiles), tuple(compatible or ()))
+    serve = process.serve_plugins if plugin else process.serve_dra
     logs.to_stderr("kubelet")
-    (process.serve_plugins if plugin else process.serve_dra)(options)
+    (process.serve_assumed if extender else serve)(options)
 
 
 def register(app: typer.Typer) -> None:

@@ -13,7 +13,7 @@ from vgpu.errors import ErrorCode, VgpuError
 SECTIONS: Final = {
     "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm", "prune"),
     "Programs in vGPUs": ("run", "exec", "wait", "ps", "deactivate", "hook", "jupyter"),
-    "Containers and clusters": ("container", "slurm", "ray", "ray-worker", "kubelet"),
+    "Containers and clusters": ("container", "slurm", "ray", "ray-worker", "kubelet", "extender"),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "usage", "why", "logs"),
     "The node": ("serve", "stop", "status", "gpu", "config", "quota", "queue", "systemd"),
     "This machine": ("doctor", "demo", "verify", "simulate", "support", "version"),

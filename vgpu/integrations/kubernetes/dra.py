@@ -246,7 +246,7 @@ def slices(
 ) -> list[dict[str, Any]]:
     """The specs of the node's ResourceSlices, but for the generation of their pool. What is promised to vGPUs outside
     of Kubernetes is not offered."""
-    free = {gpu["index"]: _offered(gpu, vgpus) for gpu in gpus}
+    free = {gpu["index"]: offered(gpu, vgpus) for gpu in gpus}
     parts: list[dict[str, Any]] = []
     if profiles:
         sets = [_counters(index, *room) for index, room in free.items()]
@@ -265,13 +265,14 @@ def _portions(items: Sequence[Any], most: int) -> Iterator[list[Any]]:
         yield list(items[start : start + most])
 
 
-def _offered(gpu: Object, vgpus: Iterable[Object]) -> tuple[int, int]:
-    """Compute in percent and memory in bytes: of the GPU, less what is promised to vGPUs that are not ours."""
+def offered(gpu: Object, vgpus: Iterable[Object], kind: str = KIND) -> tuple[int, int]:
+    """Compute in percent and memory in bytes: of the GPU, less what is promised to vGPUs whose claims are of no such
+    kind."""
     ours = [
         vgpu
         for vgpu in vgpus
         if vgpu["gpu_index"] == gpu["index"]
-        and (vgpu.get("claim") or {}).get("kind") == KIND
+        and (vgpu.get("claim") or {}).get("kind") == kind
         and vgpu.get("state") not in _SUSPENDED  # the GPU's sums leave it out
     ]
     compute = sum(vgpu["guarantee_ratio"] * vgpu["sm_percent_granted"] / 100 for vgpu in ours)

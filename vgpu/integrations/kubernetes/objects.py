@@ -124,14 +124,14 @@ def _asked(ask: Callable[[], T]) -> T | None:
     try:
         return ask()
     except httpx2.HTTPStatusError as error:
-        if _says_gone(error.response):
+        if says_gone(error.response):
             return None
         raise VgpuError(ErrorCode.UNAVAILABLE, f"the API server refuses: {error}") from error
     except (httpx2.HTTPError, OSError, ValueError) as error:
         raise VgpuError(ErrorCode.UNREACHABLE, f"the API server does not answer: {error}") from error
 
 
-def _says_gone(response: httpx2.Response) -> bool:
+def says_gone(response: httpx2.Response) -> bool:
     """A 404 of a proxy does not count: vGPUs would be removed for it."""
     try:
         return response.status_code == _GONE and response.json()["kind"] == "Status"

@@ -117,6 +117,33 @@ def serve_plugins(options: Options) -> None:
         _run(turns)
 
 
+def serve_assumed(options: Options) -> None:
+    """As ``serve_plugins``: the scheduler extender has chosen the GPU of each pod."""
+    from vgpu.integrations.kubernetes import plugin
+    from vgpu.integrations.kubernetes.extender import allocate
+    from vgpu.integrations.kubernetes.extender.objects import Objects
+    from vgpu.integrations.kubernetes.objects import open_client
+
+    offered = list(chain(*map(allocate.offered, options.compatible)))
+    served = allocate.Served(options.node, Objects(open_client()), Node())
+    with ExitStack() as stack:
+        turns = [
+            Regularly("the check of the node's annotation", CHECK_S, lambda: served.publish(check=True)),
+            Regularly("writing the GPUs at the node", TICK_S, served.publish),
+            Regularly("the removal of vGPUs of pods that are over", NAMING_S, served.tidy),
+        ]
+        for resource in offered:
+            one = allocate.Counter(resource, served)
+            sockets = PluginSockets(options.places, resource.name, one.methods, plugin.OPTIONS)
+            stack.callback(sockets.close)
+            stack.callback(one.close)
+            turns += [
+                Regularly("reading the node", TICK_S, one.refresh),
+                Regularly("registering with the kubelet", TICK_S / 4, sockets.turn),
+            ]
+        _run(turns)
+
+
 @contextmanager
 def _beside(turn: Regularly) -> Iterator[None]:
     """Take these turns in a thread of their own."""
