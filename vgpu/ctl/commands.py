@@ -53,6 +53,7 @@ MODULES: Final = {
     "ray-worker": "integrations.ray",
     "kubelet": "integrations.kubelet",
     "simulate": "placement.simulate",
+    "advise": "placement.advise",
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""

@@ -20,6 +20,7 @@ from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.groups import Groups
 from vgpu.identity import Peer, Process
+from vgpu.node.autoscaling import Autoscaling
 from vgpu.node.creation import Creation
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder, not_served
@@ -107,6 +108,7 @@ class NodeControl:
         self._simulated = simulated
         self._placement = placement
         self._forwarder = Forwarder(processes, survey)
+        self.autoscaling = Autoscaling(survey, self._carry_out, feed.publish)
         self._started_ns = time.monotonic_ns()
         self._creating = trio.Lock()
         self._groups = Groups()
@@ -157,7 +159,16 @@ class NodeControl:
         vgpu = await self._forwarder.find(entry.target(request), client.uid)
         if isinstance(request, Set) and request.changes.name is not None:
             await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
-        return await self._forwarder.to_vgpu(vgpu, request, client.uid, entry.answer)
+        answer = await self._forwarder.to_vgpu(vgpu, request, client.uid, entry.answer)
+        if isinstance(request, Set) and request.changes.scales:
+            self.autoscaling.wake()
+        return answer
+
+    async def _carry_out(self, vgpu: VgpuStatus, request: Set | Migrate) -> VgpuStatus:
+        """What the node wants itself, as if the vGPU's owner had asked."""
+        if isinstance(request, Migrate):
+            return await self._migrate(vgpu, request.gpu, vgpu.owner_uid)
+        return await self._forwarder.to_vgpu(vgpu, request, vgpu.owner_uid, VgpuStatus)
 
     # --- changes
 
@@ -184,6 +195,8 @@ class NodeControl:
         if request_id in client.pending:  # asked again on the same link
             client.pending[request_id].close()
         client.pending[request_id] = creation
+        if request.spec.scales:
+            self.autoscaling.wake()
         return reading
 
     async def _admit(self, request: Create, owner_uid: int, asker: Process) -> Creation:

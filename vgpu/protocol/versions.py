@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 5
+PROTOCOL_VERSION: Final = 6
 """It rises with every message that one end sends unasked, so that an end gets only messages that it knows.
 
 2: ``Look``.
 3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime``, ``wait`` and ``owner_uid``; ``Await``, ``Confirm``.
 4: ``Create`` carries ``claim`` and ``attach``.
 5: ``Awaits``; a claim has ``pods``.
+6: a specification has ranges, ``Set`` has ``scaling``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3
@@ -23,3 +24,5 @@ CLAIMS_SINCE: Final = 4
 """The first version that has ``Create.claim`` and ``Create.attach``."""
 PODS_SINCE: Final = 5
 """The first version that has ``Claim.pods``."""
+RANGES_SINCE: Final = 6
+"""The first version that has ``VgpuSpec.sm_range_percent`` and ``memory_range_bytes``, and ``Set.scaling``."""
