@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from benchmarks.node import Node
+from tests.gpu.scaled import course
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import Spoken
 from vgpu.errors import ErrorCode, VgpuError
@@ -164,6 +166,19 @@ def test_without_room_on_any_gpu_a_replica_is_wanted(node: SimulatedNode) -> Non
         assert all(gpu.guaranteed_ratio <= 1 for gpu in link.gpus())
 
 
+def test_a_new_vgpu_gets_what_others_have_beyond_their_guarantee(node: SimulatedNode) -> None:
+    vgpu = node.create("0", sm_percent="20..60", memory_bytes="1G")
+    Loaded(node, vgpu, 16)
+    eventually(lambda: size(node, vgpu) == 60, "it grows to its upper bound")
+    with pytest.raises(VgpuError) as refused:
+        node.create("0", sm_percent="81", memory_bytes="1G")
+    assert refused.value.code is ErrorCode.NO_ROOM
+    node.create("0", sm_percent="75", memory_bytes="1G")
+    assert size(node, vgpu) == 25
+    [given] = [event for event in events(node, vgpu, "scaled") if "another vGPU" in event.text]
+    assert "--sm 60 to 25" in given.text
+
+
 def test_killed_nodes_and_servers_change_no_bounds(pair: SimulatedNode) -> None:
     vgpu = pair.create("0", sm_percent="10..40", memory_bytes="1G")
     program = Loaded(pair, vgpu, 8)
@@ -178,6 +193,15 @@ def test_killed_nodes_and_servers_change_no_bounds(pair: SimulatedNode) -> None:
     reading = eventually(lambda: pair.reading(vgpu.vgpu_id), "a reading")
     assert reading.spec.sm_range_percent == (10.0, 40.0)
     pair.clear()
+
+
+def test_the_gpu_test_of_it_runs_on_a_simulated_gpu() -> None:
+    """tests/gpu/test_autoscale.py, whose latencies mean something on a GPU alone."""
+    with Node(simulate=1) as simulated:
+        found = course(simulated)
+    print(found)
+    assert found.grown_percent > 40
+    assert found.shrunk_percent == 20
 
 
 def test_bounds_go_with_no_other_rule_for_the_size(node: SimulatedNode) -> None:

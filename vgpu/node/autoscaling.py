@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from vgpu.autoscale import Command, Move, Plan, Replica, Resize
 from vgpu.autoscale.readings import readings_of, rooms_of
+from vgpu.autoscale.reclaim import reclaimed
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
 from vgpu.loggers import get_logger
@@ -45,6 +46,16 @@ class Autoscaling:
 
     def wake(self) -> None:
         self._awake.set()
+
+    async def make_room(self, gpu: int, sm_percent: float, memory_bytes: int) -> bool:
+        """Take from vGPUs of the GPU what they have beyond their lower bounds, so that so much more can be promised
+        there. False: that would not suffice, and nothing is taken; or one of them kept it."""
+        now = await self._survey.snapshot()
+        room = next((room for room in rooms_of(now) if room.gpu == gpu), None)
+        grown = [one for one in readings_of(None, now, 0.0, self._moving) if one.gpu == gpu]
+        commands = reclaimed(grown, room, sm_percent, memory_bytes) if room is not None and grown else None
+        known = {vgpu.vgpu_id: vgpu for vgpu in now.vgpus}
+        return bool(commands) and all([await self._resize(known[one.vgpu], one) for one in commands or ()])
 
     async def run(self) -> NoReturn:
         async with trio.open_nursery() as nursery:
@@ -84,7 +95,7 @@ class Autoscaling:
             else:
                 self._note(EventType.REPLICA_WANTED, vgpu, command, command.reason, wanted=command.wanted)
 
-    async def _resize(self, vgpu: VgpuStatus, command: Resize) -> None:
+    async def _resize(self, vgpu: VgpuStatus, command: Resize) -> bool:
         spec, sm, memory = vgpu.spec, command.sm_percent, command.memory_bytes
         changes = VgpuChanges(
             sm_percent=sm,
@@ -93,8 +104,10 @@ class Autoscaling:
             memory_range_bytes=None if memory is None else spec.memory_range_bytes,
         )
         scaling = Scaling(reason=command.reason, sm_percent=spec.sm_percent, memory_bytes=spec.memory_bytes)
-        if await self._done(vgpu, command, Set(vgpu=vgpu.vgpu_id, changes=changes, scaling=scaling)):
+        done = await self._done(vgpu, command, Set(vgpu=vgpu.vgpu_id, changes=changes, scaling=scaling))
+        if done:
             self._not_resized.discard(vgpu.vgpu_id)
+        return done
 
     async def _move(self, vgpu: VgpuStatus, command: Move) -> None:
         self._note(EventType.SCALED, vgpu, command, command.reason, to_gpu=command.gpu)

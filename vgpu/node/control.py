@@ -29,6 +29,7 @@ from vgpu.node.routing import candidates, find_gpu, serving
 from vgpu.node.servers import ServerProcess
 from vgpu.node.survey import SILENT, StatusCollector
 from vgpu.paths import NodePaths
+from vgpu.placement.box import request as room_for
 from vgpu.placement.box import scarcer
 from vgpu.protocol.handlers import Handlers
 from vgpu.protocol.hello import Hello
@@ -66,6 +67,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import TABLE, Entry, Route, entry_of
 from vgpu.protocol.service import checked, open_link, software_version
+from vgpu.share import PPM
 
 OWN: Final = tuple(entry for entry in TABLE if entry.route is Route.NODE and not entry.is_stream)
 """The requests that the node answers itself, but for streams."""
@@ -209,24 +211,33 @@ class NodeControl:
             gpus = [gpu.index for gpu in found]
         refusals = []
         for index in gpus:
-            creation = Creation(await self._forwarder.served(index), request, owner_uid, asker)
-            try:
-                await creation.begin()
-            except VgpuError as error:
-                creation.close()
-                if error.code not in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
-                    raise
-                refusals.append(error)
-            except BaseException:
-                creation.close()
-                raise
-            else:
-                return creation
+            begun = await self._begin(index, request, owner_uid, asker)
+            if isinstance(begun, Creation):
+                return begun
+            refusals.append(begun)
+        for gpu in (gpu for index in gpus for gpu in snapshot.gpus if gpu.index == index):
+            wanted = room_for(request.spec, gpu)
+            if await self.autoscaling.make_room(gpu.index, wanted.time_ppm / PPM * 100, wanted.memory_bytes):
+                begun = await self._begin(gpu.index, request, owner_uid, asker)
+                if isinstance(begun, Creation):
+                    return begun
         room = {gpu.index: scarcer(gpu) for gpu in snapshot.gpus}
         emptiest = max(gpus, key=lambda index: room.get(index, 0.0))
         refusal = refusals[gpus.index(emptiest)]
         where = f"GPU {emptiest}" if len(gpus) == 1 else f"none of {len(gpus)} GPUs; GPU {emptiest}, the emptiest"
         raise VgpuError(refusal.code, f"{where}: {refusal.message}", refusal.hint)
+
+    async def _begin(self, index: int, request: Create, owner_uid: int, asker: Process) -> Creation | VgpuError:
+        """A creation that the GPU admits, or why it does not fit there."""
+        creation = Creation(await self._forwarder.served(index), request, owner_uid, asker)
+        try:
+            await creation.begin()
+        except BaseException as error:
+            creation.close()
+            if isinstance(error, VgpuError) and error.code in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
+                return error
+            raise
+        return creation
 
     async def _confirm(self, request: Confirm, client: Client) -> Confirmed:
         request_id, uid = request.request_id, client.uid

@@ -12,7 +12,7 @@ import typer
 from vgpu.ctl import completion
 from vgpu.ctl.exit_codes import report
 from vgpu.ctl.options import Output, OutputOption
-from vgpu.errors import VgpuError
+from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     from vgpu.autoscale.advise import Advised, Observed
@@ -66,7 +66,7 @@ def advise(
 
     worst = 0
     with ControlLink() as node:
-        rows = [_row(node.inspect(one)) for one in vgpus or [vgpu.vgpu_id for vgpu in node.list()]]
+        rows = [_row(node.inspect(one)) for one in vgpus] if vgpus else _all(node)
         for row in rows if apply else ():
             if row.changes and (vgpus or row.vgpu.owner_uid == os.getuid()):
                 try:
@@ -75,6 +75,18 @@ def advise(
                     worst = max(worst, report(error))
     _show(rows, form)
     return worst
+
+
+def _all(node: ControlLink) -> list[Row]:
+    """Those of the node. One that is removed meanwhile is left out."""
+    rows = []
+    for vgpu in node.list():
+        try:
+            rows.append(_row(node.inspect(vgpu.vgpu_id)))
+        except VgpuError as error:
+            if error.code is not ErrorCode.NOT_FOUND:
+                raise
+    return rows
 
 
 def _row(detail: VgpuDetail) -> Row:
