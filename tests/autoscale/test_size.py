@@ -61,6 +61,18 @@ def test_a_size_that_is_a_little_too_large_settles_after_half_a_minute() -> None
     assert 33 / UP_AT < found[-1] < 45
 
 
+def test_a_time_without_readings_shows_no_demand() -> None:
+    """The first reading after it is the first one: a vGPU that comes back from a suspension keeps its size for 10 s."""
+    compute = Compute()
+    for at in range(0, 20, 2):
+        compute.take(at, 60, 0.5, 0)
+    for at in range(100, 110, 2):
+        compute.take(at, 60, 0.0, 0)
+        assert compute.wanted(at, 20, 60) == 60
+    compute.take(110, 60, 0.0, 0)
+    assert compute.wanted(110, 20, 60) == 20
+
+
 @given(st.lists(st.floats(0, 100), min_size=1, max_size=80), BOUNDS)
 def test_a_size_stays_between_its_bounds(demands: list[float], bounds: tuple[int, int]) -> None:
     least, most = bounds

@@ -133,10 +133,6 @@ class Plan:
         else:
             track.resize_at_s = now_s + REFUSED_S
 
-    def forget(self, vgpu: str) -> None:
-        """The next reading of the vGPU is its first one."""
-        self._tracks.pop(vgpu, None)
-
     def keep(self, vgpus: Iterable[str]) -> None:
         """Forget all vGPUs but these."""
         self._tracks = {vgpu: self._tracks[vgpu] for vgpu in vgpus if vgpu in self._tracks}

@@ -30,6 +30,9 @@ DOWN_AT, DOWN_TO, DOWN_AFTER_S = 0.3, 0.6, 10.0
 SETTLE_AT, SETTLE_TO, SETTLE_AFTER_S = 0.7, 0.8, 30.0
 _DOWN: Final = ((DOWN_AT, DOWN_TO, DOWN_AFTER_S), (SETTLE_AT, SETTLE_TO, SETTLE_AFTER_S))
 
+UNSEEN_S: Final = 6.0
+"""After so long without a reading the demand begins anew: the vGPU was suspended, say, or its GPU Server was away."""
+
 MEMORY_UP_AT: Final = 0.9
 MEMORY_MARGIN: Final = 1.25
 MEMORY_STEP_BYTES: Final = 64 * MIB
@@ -62,7 +65,10 @@ class Compute:
 
     def take(self, now_s: float, size: float, busy: float, throttled: float) -> None:
         """``busy``, ``throttled``: parts of the time since the last reading."""
-        if size != self._size:
+        unseen = bool(self._recent) and now_s - self._recent[-1][0] > UNSEEN_S
+        if unseen:
+            self.level = Level()
+        if size != self._size or unseen:
             self._size, self._since_s = size, now_s
             self._recent.clear()
         # Throttled time shows that the demand is larger, and not by how much.
@@ -106,7 +112,7 @@ class Memory:
 
     def take(self, now_s: float, size: int, used: int, refusals: int, refused_bytes: int) -> None:
         """``refusals``: how many so far; ``refused_bytes``: the size of the last one."""
-        if size != self._size:
+        if size != self._size or (self._recent and now_s - self._recent[-1][0] > UNSEEN_S):
             self._size, self._since_s = size, now_s
             self._refused = (-math.inf, 0)
             self._recent.clear()

@@ -73,7 +73,10 @@ class Autoscaling:
             scaling = [vgpu.vgpu_id for vgpu in now.vgpus if vgpu.spec.scales]
             self._plan.keep(scaling)
             if scaling:
-                await self._act(before, now, now_s - before_s, now_s, nursery)
+                try:
+                    await self._act(before, now, now_s - before_s, now_s, nursery)
+                except Exception:  # our own fault; the node goes on without this round
+                    log.exception("autoscaling failed")
             self._survey.replicas = self._plan.replicas
             if not scaling and all(gpu.state != "restarting" for gpu in now.gpus):
                 return
@@ -113,6 +116,8 @@ class Autoscaling:
         self._note(EventType.SCALED, vgpu, command, command.reason, to_gpu=command.gpu)
         try:
             await self._done(vgpu, command, Migrate(vgpu=vgpu.vgpu_id, gpu=str(command.gpu)))
+        except Exception:
+            log.exception("autoscaling failed", vgpu=vgpu.vgpu_id)
         finally:
             self._moving.discard(vgpu.vgpu_id)
 
