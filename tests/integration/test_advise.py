@@ -36,8 +36,7 @@ def test_the_present_size_and_its_bounds_are_shown(node: SimulatedNode) -> None:
     assert (spec["sm_percent"], spec["sm_range_percent"]) == (20, [20, 60])
     assert "40 %" in vgpuctl(node, "set", "api", "--sm", "40")
     assert "of 20..60" not in vgpuctl(node, "ls")
-    vgpuctl(node, "set", "api", "--sm", "30..50")
-    assert "40 % of 30..50" in vgpuctl(node, "ls")
+    assert "40 % of 30..50" in vgpuctl(node, "set", "api", "--sm", "30..50")  # later the node shrinks what is idle
 
 
 @pytest.mark.parametrize(
