@@ -117,7 +117,7 @@ def test_a_share_grows_with_the_demand_and_shrinks_after_it(node: SimulatedNode)
 
 def test_a_share_by_hand_ends_the_range_and_another_range_begins_it(node: SimulatedNode) -> None:
     vgpu = node.create(sm_percent="10..40", memory_bytes="1G..2G")
-    program = Loaded(node, vgpu, 8)
+    Loaded(node, vgpu, 8)
     eventually(lambda: size(node, vgpu) > 10, "it grows")
     with node.link() as link:
         by_hand = link.set(vgpu.vgpu_id, VgpuChanges.parse(sm_percent="15"))

@@ -472,12 +472,15 @@ class Control:
 
     async def _inspect(self, inspect: Inspect, _: Asker) -> VgpuDetail:
         state, vgpu = self._state, self._known(inspect.vgpu)
+        advice = advise(seen_of(vgpu, state.usage, state.mode, state.facts.index, state.turn_use))
+        if advice is not None and vgpu.record.spec.scales:  # what the text names to type would end the bounds
+            advice = advice.model_copy(update={"text": ""})
         return VgpuDetail(
             vgpu=self._reading(vgpu),
             processes=tuple(self._processes(vgpu)),
             gpu=self._gpu(self._readings()),
             notes=notes_on(vgpu.record, state.mode),
-            advice=advise(seen_of(vgpu, state.usage, state.mode, state.facts.index, state.turn_use)),
+            advice=advice,
             mounts=self._brokers.containers.volumes(vgpu),
         )
 
