@@ -47,7 +47,7 @@ def test_a_size_that_the_node_scales_is_left_to_it() -> None:
 
 @given(st.floats(0, 100), st.integers(1, 100))
 def test_the_advised_size_is_advised_again(busy: float, size: int) -> None:
-    """Whoever sets it gets no other advice for the same demand, and it suffices."""
+    """With that size there is no other advice for the same demand, and it suffices."""
     used = min(busy, size)
     found = advised(replace(USUAL, busy_percent=used, limit_percent=size, sm_percent=size)).sm_percent
     if found is None or found > size:

@@ -108,7 +108,7 @@ class _Wish:
 
     @property
     def pressure(self) -> float:
-        """Who lacks most grows first."""
+        """The vGPU that lacks most grows first."""
         return self.track.compute.demand / self.reading.sm_percent
 
 
