@@ -10,6 +10,9 @@ class EventType(StrEnum):
 
     CREATED = "created"
     CHANGED = "changed"
+    SCALED = "scaled"
+    NOT_SCALED = "not-scaled"
+    REPLICA_WANTED = "replica-wanted"
     REMOVED = "removed"
     EXPIRED = "expired"
     ATTACHED = "attached"

@@ -12,7 +12,9 @@ from pydantic import (
     ConfigDict,
     Field,
     FiniteFloat,
+    SerializerFunctionWrapHandler,
     ValidationError,
+    model_serializer,
     model_validator,
 )
 
@@ -22,6 +24,7 @@ from vgpu.errors import MOST_COMPLAINTS, ErrorCode, VgpuError, cleaned, in_plain
 from vgpu.protocol import building
 from vgpu.units import (
     MIB,
+    bounds,
     check_percent,
     format_bytes,
     format_duration,
@@ -29,6 +32,7 @@ from vgpu.units import (
     parse_duration_ns,
     parse_fraction,
     parse_percent,
+    range_text,
 )
 
 SMALLEST_MEMORY_BYTES: Final = 64 * MIB  # less does not even hold a context
@@ -138,6 +142,8 @@ def refuse_like_id(name: str | None) -> None:
 
 Percent = Annotated[FiniteFloat, BeforeValidator(_percent), AfterValidator(check_percent)]
 Memory = Annotated[int, BeforeValidator(_bytes), AfterValidator(_checked_memory)]
+PercentRange = tuple[Percent, Percent]
+MemoryRange = tuple[Memory, Memory]
 DurationNs = Annotated[int, BeforeValidator(_duration), AfterValidator(_checked_duration)]
 IdleNs = Annotated[int, BeforeValidator(_idle), AfterValidator(_checked_idle)]
 PeriodNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_period)]
@@ -147,11 +153,30 @@ Name = Annotated[str, AfterValidator(_checked_name)]
 Group = Annotated[str, AfterValidator(_checked_group)]
 
 
+RANGES: Final = {"sm_percent": "sm_range_percent", "memory_bytes": "memory_range_bytes"}
+"""Sizes that the node may change between two bounds, and the fields of these bounds."""
+
+
+def _without_absent_ranges(fields: dict[str, Any]) -> dict[str, Any]:
+    """A node of an older release does not know these fields."""
+    return {name: value for name, value in fields.items() if value is not None or name not in RANGES.values()}
+
+
+def _check_order(sm: PercentRange | None, memory: MemoryRange | None) -> None:
+    if sm is not None and sm[0] >= sm[1]:
+        raise ValueError(f"--sm {sm[0]:g}..{sm[1]:g}: write the lower bound first, as in 20..60")
+    if memory is not None and memory[0] >= memory[1]:
+        least, most = map(format_bytes, memory)
+        raise ValueError(f"--mem from {least} to {most}: write the lower bound first, as in 8G..16G")
+
+
 class VgpuSpec(BoundedRequest):
     """One vGPU as asked for. Texts (``8G``, ``30%``, ``1/4``, ``8h``) and plain numbers are both understood.
 
     ``sm_percent``      percent of the GPU's compute. Temporal mode: a share of its time; spatial: of its SMs.
     ``memory_bytes``    device memory the vGPU may own; without it, the same part of the card as ``sm_percent``.
+    ``sm_range_percent``, ``memory_range_bytes``  the node changes these sizes within the bounds, by demand; the lower
+                        one is guaranteed. ``sm_percent="20..60"`` sets the bounds, and the present size to the lower.
     ``memory_limit_bytes``  the most it may have while no vGPU was promised that (None: ``memory_bytes``).
     ``process_memory_bytes``  the most that one process may allocate (None: as much as the vGPU has).
     ``oversubscribe``   its plain allocations need not fit the card: swapped, or managed memory; for its life.
@@ -173,6 +198,8 @@ class VgpuSpec(BoundedRequest):
 
     sm_percent: Percent | None = None
     memory_bytes: Memory | None = None
+    sm_range_percent: PercentRange | None = None
+    memory_range_bytes: MemoryRange | None = None
     memory_limit_bytes: Memory | None = None
     process_memory_bytes: Memory | None = None
     fraction: Part | None = None
@@ -190,6 +217,19 @@ class VgpuSpec(BoundedRequest):
     share_group: Group | None = None
     group: Name | None = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_ranges(cls, fields: Any) -> Any:
+        """``20..60`` as bounds, and a size at the lower one."""
+        for size, both in RANGES.items():
+            if isinstance(fields, Mapping) and (found := bounds(fields.get(size))):
+                fields = {**fields, size: found[0], both: found}
+        return fields
+
+    @model_serializer(mode="wrap")  # with the type of its result, the JSON schema would be that type's
+    def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        return _without_absent_ranges(serialize(self))
+
     @model_validator(mode="after")
     def _consistent(self) -> VgpuSpec:
         if self.sm_percent is None and self.fraction is None:
@@ -197,12 +237,44 @@ class VgpuSpec(BoundedRequest):
         if self.fraction is not None and self.sm_percent is None and self.fraction < 0.01:
             raise ValueError(f"a fraction of {self.fraction:g} is less than 1 percent of a GPU")
         self._check_memory()
+        self._check_ranges()
         if self.quota_request_percent is not None and self.quota_request_percent > self.quota_limit_percent:
             asked, limit = self.quota_request_percent, self.quota_limit_percent
             raise ValueError(f"--quota-request {asked:g} is more than --quota-limit {limit:g}")
         if self.idle_suspend_ns and self.oversubscribe is Oversubscribe.MANAGED:
             raise ValueError("the driver suspends no program with managed memory: --idle-suspend does not go with it")
         return self
+
+    def _check_ranges(self) -> None:
+        sm, memory = self.sm_range_percent, self.memory_range_bytes
+        _check_order(sm, memory)
+        if sm is not None and (self.sm_percent is None or not sm[0] <= self.sm_percent <= sm[1]):
+            raise ValueError(f"--sm {sm[0]:g}..{sm[1]:g} has bounds, and the present size is not between them")
+        if memory is not None and (self.memory_bytes is None or not memory[0] <= self.memory_bytes <= memory[1]):
+            raise ValueError("--mem has bounds, and the present size is not between them")
+        other = next((option for option, given in self._opposed() if given), None)
+        if other is not None and (sm is not None or memory is not None):
+            which = "--sm" if sm is not None else "--mem"
+            raise ValueError(
+                f"{which} with two bounds and {other} exclude each other: the node sets the size by demand, and "
+                f"{other} would set it by another rule"
+            )
+
+    def _opposed(self) -> tuple[tuple[str, bool], ...]:
+        """Options that do not go with a range, and whether each is given."""
+        return (
+            ("--quota-request", self.quota_request_percent is not None),
+            ("--quota-limit", self.quota_limit_percent != 100),
+            ("--burst", self.burst),
+            ("--overcommit", self.overcommit),
+            ("--mem-limit", self.memory_limit_bytes is not None),
+            ("--oversubscribe", self.oversubscribe is not None and self.memory_range_bytes is not None),
+        )
+
+    @property
+    def scales(self) -> bool:
+        """Whether the node changes its size by demand."""
+        return self.sm_range_percent is not None or self.memory_range_bytes is not None
 
     def _check_memory(self) -> None:
         limit, least = self.memory_limit_bytes, self.memory_bytes
@@ -218,6 +290,7 @@ class VgpuSpec(BoundedRequest):
                 "that is swapped may be away from its card"
             )
         most, own = limit or least, self.process_memory_bytes
+        most = self.memory_range_bytes[1] if self.memory_range_bytes is not None else most
         if most is not None and own is not None and own > most:
             raise ValueError(f"--mem-per-process {format_bytes(own)} is more than the {format_bytes(most)} of the vGPU")
 
@@ -248,17 +321,24 @@ class VgpuSpec(BoundedRequest):
         if self.memory_bytes is not None:
             return self.memory_bytes
         part = self.compute_ratio if self.fraction is None else self.fraction
+        if self.fraction is None and self.sm_range_percent is not None:
+            part = self.sm_range_percent[0] / 100  # compute that comes and goes takes no memory with it
         # Whole MiB, rounded down: n times 1/n of a card must fit it.
         return int(total_memory_bytes * part) // MIB * MIB
 
 
 class VgpuChanges(BoundedRequest):
-    """``vgpuctl set``: the fields that are given replace those of the specification; None leaves one as it is."""
+    """``vgpuctl set``: the fields that are given replace those of the specification; None leaves one as it is.
+
+    A size without bounds ends the bounds that it had. Bounds without a size keep the present one, moved between them.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid", defer_build=building.deferred)
 
     sm_percent: Percent | None = None
     memory_bytes: Memory | None = None
+    sm_range_percent: PercentRange | None = None
+    memory_range_bytes: MemoryRange | None = None
     memory_limit_bytes: Memory | None = None
     process_memory_bytes: Memory | None = None
     quota_request_percent: Percent | None = None
@@ -280,14 +360,49 @@ class VgpuChanges(BoundedRequest):
         except ValidationError as error:
             raise VgpuError(ErrorCode.INVALID, explain(error)) from error
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_ranges(cls, fields: Any) -> Any:
+        for size, both in RANGES.items():
+            if isinstance(fields, Mapping) and (found := bounds(fields.get(size))):
+                fields = {**fields, size: None, both: found}
+        return fields
+
+    @model_serializer(mode="wrap")  # with the type of its result, the JSON schema would be that type's
+    def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
+        return _without_absent_ranges(serialize(self))
+
+    @model_validator(mode="after")
+    def _consistent(self) -> VgpuChanges:
+        _check_order(self.sm_range_percent, self.memory_range_bytes)
+        return self
+
+    @property
+    def scales(self) -> bool:
+        """Whether it gives bounds, which an older node does not know."""
+        return self.sm_range_percent is not None or self.memory_range_bytes is not None
+
     def applied_to(self, spec: VgpuSpec) -> VgpuSpec:
         """``spec`` with the changes; ``VgpuError`` (invalid) where the result contradicts itself."""
-        return VgpuSpec.parse(**(spec.model_dump() | self.model_dump(exclude_none=True)))
+        fields = spec.model_dump() | self.model_dump(exclude_none=True)
+        if self.sm_range_percent is not None and self.sm_percent is None:
+            least, most = self.sm_range_percent
+            fields["sm_percent"] = min(max(spec.compute_ratio * 100, least), most)
+        elif self.sm_percent is not None and self.sm_range_percent is None:
+            fields["sm_range_percent"] = None
+        if self.memory_range_bytes is not None and self.memory_bytes is None:
+            lower, upper = self.memory_range_bytes
+            fields["memory_bytes"] = min(max(spec.memory_bytes or lower, lower), upper)
+        elif self.memory_bytes is not None and self.memory_range_bytes is None:
+            fields["memory_range_bytes"] = None
+        return VgpuSpec.parse(**fields)
 
 
 _OPTION: Final = {
     "sm_percent": "--sm",
     "memory_bytes": "--mem",
+    "sm_range_percent": "--sm",
+    "memory_range_bytes": "--mem",
     "memory_limit_bytes": "--mem-limit",
     "process_memory_bytes": "--mem-per-process",
     "fraction": "--fraction",
@@ -310,14 +425,16 @@ _WHOLE: Final = frozenset({"spec", "changes"})
 """Fields of a request. A complaint about one of them as a whole names the options itself."""
 
 
-def as_options(fields: Mapping[str, int | float | str]) -> str:
+def as_options(fields: Mapping[str, Any]) -> str:
     """Those of ``fields`` that describe a vGPU, but for its name, as they are typed: ``--sm 30 --mem 8GiB``."""
     said = []
     for field, value in fields.items():
-        if field not in VgpuSpec.model_fields or field == "name":
+        if field not in VgpuSpec.model_fields or field == "name" or RANGES.get(field) in fields:
             continue
         option = _OPTION.get(field, f"--{field.replace('_', '-')}")
-        if field.endswith("_bytes"):
+        if field in RANGES.values():
+            said.append(f"{option} {range_text(value, is_size=field.endswith('_bytes'))}")
+        elif field.endswith("_bytes"):
             said.append(f"{option} {format_bytes(int(value)).replace(' ', '')}")
         elif field.endswith("_ns"):
             said.append(f"{option} {format_duration(int(value))}")

@@ -6,6 +6,7 @@ Every parser raises ``ValueError`` with a sentence that says what was found and 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from fractions import Fraction
 from typing import Final
 
@@ -95,6 +96,23 @@ def parse_fraction(text: str) -> Fraction:
     if part is None or not 0 < part <= 1:
         raise ValueError(f"{text!r} is not a part of a GPU: write 1/4, 0.25 or 25%")
     return part
+
+
+def bounds(value: object) -> tuple[str, str] | None:
+    """The two texts of ``20..60`` or ``8G..16G``; None: ``value`` is no such text."""
+    if not isinstance(value, str) or ".." not in value:
+        return None
+    least, _, most = value.partition("..")
+    return least.strip(), most.strip()
+
+
+def range_text(both: str | Iterable[float], *, is_size: bool) -> str:
+    """Bounds as they are typed: ``20..60``, ``8G..16G``. A text is such bounds already."""
+    if isinstance(both, str):
+        return both
+    if is_size:
+        return "..".join(format_bytes(int(size)).replace(" ", "").replace("iB", "") for size in both)
+    return "..".join(f"{percent:g}" for percent in both)
 
 
 def counted(number: int, thing: str) -> str:

@@ -75,7 +75,7 @@ class Housekeeping:
         while True:
             state.tokens.forget_wishes()
             served, now_ns = state.tokens.served(), time.monotonic_ns()
-            state.rate_window.add(now_ns, served)
+            state.rate_window.add(now_ns, served, state.tokens.at_limit())
             state.usage.note(now_ns, served)
             state.turn_use.note(now_ns, served, state.activity.utilization_ratio)
             for vgpu in state.vgpus.values():

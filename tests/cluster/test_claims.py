@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from tests.integration.node import SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.integrations.claims import Claim, differences
+from vgpu.integrations.claims import Claim, check_allotted, differences
 from vgpu.protocol.messages import Create, VgpuStatus
-from vgpu.spec import VgpuSpec
+from vgpu.spec import VgpuChanges, VgpuSpec
 
 CLAIM = Claim("dra", "0b5e7c1e-pod-a", "team-a", {"pod": "train-0"})
 
@@ -111,3 +111,28 @@ def test_differences_name_each_field_that_differs(sm: int, other_sm: int, name: 
     if name is not None and name != other:
         expected["name"] = (name, other)
     assert dict(found) == expected
+
+
+def test_a_claim_asks_again_while_the_node_changes_its_size() -> None:
+    asked = VgpuSpec.parse(sm_percent="20..60", memory_bytes="2G..4G")
+    grown = asked.model_copy(update={"sm_percent": 35.0, "memory_bytes": 3 << 30})
+    assert differences(asked, grown) == {}
+    assert differences(asked, VgpuChanges(sm_percent=35).applied_to(asked)).keys() == {
+        "sm_percent",
+        "sm_range_percent",
+    }
+
+
+def test_bounds_stay_within_what_the_engine_gave() -> None:
+    held = VgpuSpec.parse(sm_percent="30", memory_bytes="4G")
+    dra, container = Claim("dra", "u"), Claim("container", "u")
+    for sm, memory, allowed in (("10..30", None, True), ("10..31", None, False), (None, "2G..5G", False)):
+        changes = VgpuChanges.parse(sm_percent=sm, memory_bytes=memory)
+        check_allotted(container, held, changes)
+        check_allotted(None, held, changes)
+        if allowed:
+            check_allotted(dra, held, changes)
+            check_allotted(dra, changes.applied_to(held), changes)
+        else:
+            with pytest.raises(VgpuError, match="the claim dra/u has"):
+                check_allotted(dra, held, changes)

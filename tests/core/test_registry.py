@@ -70,6 +70,28 @@ def test_which_vgpus_never_share(fields: dict[str, Any]) -> None:
     assert not create(registry(), "a", sm_percent=30, **fields).share.shareable
 
 
+def test_bounds_of_compute_need_temporal_mode() -> None:
+    """A process under MPS keeps its SMs for life."""
+    found = registry()
+    record = create(found, "a", sm_percent="20..60", memory_bytes="1G..2G")
+    assert record.share.guarantee_ppm == record.share.limit_ppm == 200_000
+    grown = found.change("a", VgpuChanges(sm_percent=50, sm_range_percent=(20, 60)), 0)
+    assert grown.share.guarantee_ppm == 500_000
+    with pytest.raises(VgpuError, match="keeps its SMs for life") as caught:
+        found.set_mode(Mode.SPATIAL)
+    assert caught.value.code is ErrorCode.MODE
+    found.change("a", VgpuChanges(sm_percent=30), 0)
+    found.set_mode(Mode.SPATIAL)
+    for refuse in (
+        lambda: create(found, "b", sm_percent="20..60"),
+        lambda: found.change("a", VgpuChanges.parse(sm_percent="20..60"), 0),
+    ):
+        with pytest.raises(VgpuError, match="spatial mode") as caught:
+            refuse()
+        assert caught.value.code is ErrorCode.MODE
+    assert found["a"].spec.memory_range_bytes is not None
+
+
 @pytest.mark.parametrize(
     ("fields", "share", "sms"),
     [

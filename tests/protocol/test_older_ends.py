@@ -10,7 +10,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.claims import Claim
 from vgpu.protocol.hello import Request
 from vgpu.protocol.messages import Create, Forward, MigrateIn, Set, VgpuList
-from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION
+from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION, RANGES_SINCE
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 OLDER = 2
@@ -94,3 +94,35 @@ def test_a_node_that_knows_no_pods_gets_none() -> None:
     assert named.said_to(PODS_SINCE)["claim"]["pods"] == ["p"]
     assert "pods" not in named.said_to(PODS_SINCE - 1)["claim"]
     assert "pods" not in Create(spec=SPEC, claim=Claim("dra", "u")).said_to(PROTOCOL_VERSION)["claim"]
+
+
+RANGED = VgpuSpec.parse(sm_percent="20..60", memory_bytes="2G..4G")
+WITH_BOUNDS: list[Request] = [
+    Create(spec=RANGED),
+    Set(vgpu="first", changes=VgpuChanges.parse(sm_percent="20..60")),
+    Set(vgpu="first", changes=VgpuChanges.parse(memory_bytes="2G..4G")),
+    arrival(RANGED),
+]
+
+
+@pytest.mark.parametrize("request_", WITH_BOUNDS, ids=["create", "set sm", "set mem", "arrive"])
+def test_an_older_end_gets_no_bounds(request_: Request) -> None:
+    assert request_.said_to(RANGES_SINCE)
+    with pytest.raises(VgpuError) as refused:
+        request_.said_to(RANGES_SINCE - 1)
+    assert refused.value.code is ErrorCode.VERSION
+    assert "no bounds" in refused.value.message
+
+
+def test_without_bounds_an_older_end_gets_what_it_knows() -> None:
+    """It refuses fields that it does not know, and so do the journal and readings of an older release."""
+    for request_, part, _ in PLAIN:
+        assert not any("range" in name or name == "scaling" for name in request_.said_to(RANGES_SINCE - 1)[part])
+    assert "scaling" not in Set(vgpu="first", changes=VgpuChanges(sm_percent=40)).said_to(PROTOCOL_VERSION)
+    assert not any("range" in name for name in SPEC.model_dump())
+
+
+def test_bounds_go_over_the_wire_and_back() -> None:
+    for request_ in WITH_BOUNDS:
+        assert type(request_).model_validate(request_.said_to(PROTOCOL_VERSION)) == request_
+    assert VgpuSpec.model_validate_json(RANGED.model_dump_json(exclude_defaults=True)) == RANGED

@@ -62,6 +62,13 @@ def test_a_newcomer_has_no_rate_and_a_key_that_is_used_again_starts_anew() -> No
     assert reused.rates(600 * MS, statement(200, 100, 4)).held_ratio == pytest.approx(0.5)
 
 
+def test_the_throttled_part_is_that_of_the_samples_that_know_the_vgpu() -> None:
+    made, totals = RateWindow(), ServiceTotals(0, 0, 0)
+    for at_ms, served, at_limit in ((0, {}, {3}), (200, {3: totals}, {3}), (400, {3: totals}, set()), (600, {}, set())):
+        made.add(at_ms * MS, served, frozenset(at_limit))
+    assert made.rates(800 * MS, statement(0, 0, 0)).throttled_ratio == pytest.approx(0.5)
+
+
 def test_who_wants_nothing_is_owed_nothing_and_keeps_its_debt() -> None:
     assert [owed_ns(replace(NOTHING, wants=wants, lag_ns=2 * MS)) for wants in (False, True)] == [0, 2 * MS]
     assert [owed_ns(replace(NOTHING, wants=wants, lag_ns=-MS)) for wants in (False, True)] == [-MS, -MS]

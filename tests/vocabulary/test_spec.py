@@ -197,3 +197,63 @@ def test_only_the_first_complaints_are_told() -> None:
         VgpuSpec.model_validate({f"field_{n}": n for n in range(100)})
     assert explain(refused.value).endswith("; and more")
     assert explain(refused.value).count(";") < 20
+
+
+# --- two bounds
+
+
+def test_bounds_are_read_and_the_lower_one_is_the_first_size() -> None:
+    spec = VgpuSpec.parse(sm_percent="20..60", memory_bytes=" 8G .. 16G ")
+    assert (spec.sm_percent, spec.sm_range_percent) == (20, (20, 60))
+    assert (spec.memory_bytes, spec.memory_range_bytes) == (8 << 30, (8 << 30, 16 << 30))
+    assert spec.scales
+    assert as_options(spec.model_dump(exclude_defaults=True)) == "--sm 20..60 --mem 8G..16G"
+
+
+@pytest.mark.parametrize(
+    ("fields", "complaint"),
+    [
+        ({"sm_percent": "60..20"}, "write the lower bound first, as in 20..60"),
+        ({"sm_percent": "20..20"}, "write the lower bound first"),
+        ({"sm_percent": "20.."}, "'' is not a percentage"),
+        ({"sm_percent": "20..200"}, "200 is not between 1 and 100 percent"),
+        ({"sm_percent": "20..60..70"}, "'60..70' is not a percentage"),
+        ({"sm_percent": 30, "memory_bytes": "16G..8G"}, "write the lower bound first, as in 8G..16G"),
+        ({"sm_percent": "20..60", "burst": True}, "--sm with two bounds and --burst exclude each other"),
+        ({"sm_percent": "20..60", "overcommit": True}, "--overcommit exclude each other"),
+        ({"sm_percent": "20..60", "quota_limit_percent": 50}, "--quota-limit exclude each other"),
+        ({"sm_percent": "20..60", "quota_request_percent": 50}, "--quota-request exclude each other"),
+        ({"sm_percent": "20..60", "memory_bytes": "1G", "memory_limit_bytes": "2G"}, "--mem-limit exclude"),
+        ({"sm_percent": 30, "memory_bytes": "1G..2G", "oversubscribe": "swap"}, "--oversubscribe exclude"),
+        ({"sm_percent": 70, "sm_range_percent": (20, 60)}, "the present size is not between them"),
+        ({"fraction": "1/4", "sm_range_percent": (20, 60)}, "the present size is not between them"),
+    ],
+)
+def test_bounds_that_make_no_sense_are_refused(fields: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(VgpuError) as refused:
+        VgpuSpec.parse(**fields)
+    assert complaint in refused.value.message
+
+
+def test_a_size_by_hand_ends_its_bounds_and_no_others() -> None:
+    spec = VgpuSpec.parse(sm_percent="20..60", memory_bytes="8G..16G")
+    changed = VgpuChanges.parse(sm_percent="40").applied_to(spec)
+    assert (changed.sm_percent, changed.sm_range_percent) == (40, None)
+    assert changed.memory_range_bytes == spec.memory_range_bytes
+    changed = VgpuChanges.parse(memory_bytes="12G").applied_to(spec)
+    assert (changed.memory_bytes, changed.memory_range_bytes) == (12 << 30, None)
+    assert VgpuChanges.parse(name="other").applied_to(spec).scales
+
+
+def test_other_bounds_keep_the_size_or_move_it_between_them() -> None:
+    spec = VgpuSpec.parse(sm_percent=30, memory_bytes="8G")
+    for typed, now in (("20..60", 30), ("40..60", 40), ("10..20", 20)):
+        assert VgpuChanges.parse(sm_percent=typed).applied_to(spec).sm_percent == now
+    assert VgpuChanges.parse(sm_percent="20..60").applied_to(VgpuSpec.parse(fraction="1/4")).sm_percent == 25
+    assert VgpuChanges.parse(memory_bytes="1G..4G").applied_to(spec).memory_bytes == 4 << 30
+
+
+def test_compute_with_bounds_takes_no_memory_with_it() -> None:
+    spec = VgpuSpec.parse(sm_percent="20..60")
+    grown = VgpuChanges(sm_percent=50, sm_range_percent=(20, 60)).applied_to(spec)
+    assert spec.memory_on(100 << 30) == grown.memory_on(100 << 30) == 20 << 30

@@ -58,6 +58,7 @@ MODULES: Final = {
     "simulate": "placement.simulate",
     "quota": "placement.quota",
     "queue": "placement.queue",
+    "advise": "placement.advise",
     "support": "support",
 }
 """Each module is one of ``vgpu.ctl``. Completion lists commands in this order."""

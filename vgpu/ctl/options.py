@@ -69,10 +69,10 @@ VgpuArgument = Annotated[
 
 # One text serves create, run and set. Only a new vGPU has defaults, and set changes nothing that is not given. So each
 # text calls a default that of new vGPUs.
-Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Percent of the GPU's compute, as in 30.")]
+Sm = Annotated[str | None, typer.Option(metavar="PERCENT", help="Percent of the compute, as in 30; 20..60: by demand.")]
 Mem = Annotated[
     str | None,
-    typer.Option(metavar="SIZE", help="Device memory, as in 8G or 512M. New vGPUs: by default the same part as --sm."),
+    typer.Option(metavar="SIZE", help="Device memory, as in 8G; 8G..16G: by demand. New vGPUs: the same part as --sm."),
 ]
 MemLimit = Annotated[
     str | None,

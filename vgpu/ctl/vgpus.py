@@ -196,6 +196,7 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "state": Cell(f"{vgpu.state}: {vgpu.reason}", "red") if vgpu.reason else tables.state(vgpu.state),
         "GPU": f"{tables.gpu_label(gpu.index, gpu.simulated)}, {gpu.name}, {gpu.mode} mode",
         "share": f"{tables.share(vgpu.guarantee_ratio, vgpu.limit_ratio)} of the time{width}",
+        **_scaling(vgpu),
         **({"lifetime": f"ends with process {vgpu.asker_pid}"} if vgpu.lifetime == "process" else {}),
         "priority": vgpu.spec.priority,
         "group": vgpu.spec.group or "none",
@@ -209,6 +210,17 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "refused": f"{refused}, the last of {last}" if vgpu.memory_refusals else "no allocation",
         "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
     }
+
+
+def _scaling(vgpu: VgpuStatus) -> dict[str, str]:
+    """The bounds between which the node changes its size."""
+    from vgpu.units import range_text
+
+    sm, memory = vgpu.spec.sm_range_percent, vgpu.spec.memory_range_bytes
+    said = [f"--sm {range_text(sm, is_size=False)}"] if sm is not None else []
+    said += [f"--mem {range_text(memory, is_size=True)}"] if memory is not None else []
+    wanted = ["one replica more is wanted"] if vgpu.replicas_wanted else []
+    return {"scales": ", ".join([" ".join(said), *wanted])} if said else {}
 
 
 def _tokens(vgpu: VgpuStatus) -> str:

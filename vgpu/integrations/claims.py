@@ -12,7 +12,9 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import Field
 
-from vgpu.spec import VgpuSpec
+from vgpu.errors import ErrorCode, VgpuError
+from vgpu.spec import RANGES, VgpuChanges, VgpuSpec
+from vgpu.units import format_bytes
 
 Kind = Literal["container", "dra", "plugin", "slurm", "ray", "dask", "api"]
 Attach = Literal["owner", "mount"]
@@ -52,8 +54,32 @@ class Claim:
 
 def differences(wanted: VgpuSpec, found: VgpuSpec) -> Mapping[str, tuple[Any, Any]]:
     """Where ``found`` is not as ``wanted``: name of the field → both values. A name that ``wanted`` leaves open may be
-    any."""
+    any, and a size between two bounds any of these."""
     asked, made = wanted.model_dump(mode="json"), found.model_dump(mode="json")
+    for size, both in RANGES.items():
+        if asked.get(both) is not None and asked[both] == made.get(both):
+            made[size] = asked[size]  # the node changes it between the bounds
     if wanted.name is None:
         made["name"] = None
-    return {name: (asked[name], made[name]) for name in asked if asked[name] != made[name]}
+    names = [*asked, *(name for name in made if name not in asked)]
+    return {name: (asked.get(name), made.get(name)) for name in names if asked.get(name) != made.get(name)}
+
+
+ALLOTTED: Final = frozenset({"dra", "plugin", "slurm", "ray", "dask"})
+"""Kinds of claims whose engine counts what it has given away."""
+
+
+def check_allotted(claim: Claim | None, spec: VgpuSpec, changes: VgpuChanges) -> None:
+    """``VgpuError`` (invalid): bounds that go beyond what the claim's engine gave. The engine would give it away a
+    second time."""
+    if claim is None or claim.kind not in ALLOTTED:
+        return
+    sm, memory = changes.sm_range_percent, changes.memory_range_bytes
+    most_sm = spec.sm_range_percent[1] if spec.sm_range_percent is not None else spec.compute_ratio * 100
+    most_memory = spec.memory_range_bytes[1] if spec.memory_range_bytes is not None else spec.memory_bytes
+    if sm is not None and sm[1] > most_sm:
+        reason, hint = f"--sm {sm[0]:g}..{sm[1]:g}: the claim {claim.name} has {most_sm:g} percent", f"..{most_sm:g}"
+        raise VgpuError(ErrorCode.INVALID, reason, f"--sm {min(sm[0], most_sm):g}{hint}")
+    if memory is not None and most_memory is not None and memory[1] > most_memory:
+        size = format_bytes(most_memory)
+        raise VgpuError(ErrorCode.INVALID, f"--mem: the claim {claim.name} has {size}", f"an upper bound of {size}")

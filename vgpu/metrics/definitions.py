@@ -323,6 +323,12 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         "Part of the SMs that it may occupy at once: 1 in temporal mode.",
         lambda v: v.reading.sm_percent_granted / 100,
     ),
+    _vgpu(
+        "replicas_wanted",
+        GAUGE,
+        "Replicas that its service needs more: its demand is beyond its bounds, or beyond what the node has left.",
+        lambda v: v.reading.replicas_wanted,
+    ),
     _vgpu("throttled", GAUGE, "1 while it is kept waiting because it is at its limit.", lambda v: v.reading.throttled),
     _vgpu(
         "wants",

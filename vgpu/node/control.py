@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.node.autoscaling import Autoscaling
 from vgpu.node.database import NodeDatabase
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder, not_served
@@ -23,7 +24,7 @@ from vgpu.node.readings import only
 from vgpu.node.routing import find_gpu, find_vgpu, serving
 from vgpu.node.servers import ServerProcess
 from vgpu.node.survey import SILENT, StatusCollector
-from vgpu.node.tenancy.admission import Admission, Client
+from vgpu.node.tenancy.admission import Admission, Client, Queues
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.node.tenancy.reclaim import Reclaimer
 from vgpu.node.usage import UsageKeeper
@@ -104,7 +105,10 @@ class NodeControl:
         self._simulated = simulated
         self._quotas = quotas
         self._forwarder = Forwarder(processes, survey)
-        self._admission = Admission(self._forwarder, survey, quotas, placement, feed, database, queue)
+        self.autoscaling = Autoscaling(survey, self._carry_out, feed.publish)
+        self._admission = Admission(
+            self._forwarder, survey, quotas, placement, self.autoscaling, Queues(feed, database, queue)
+        )
         self.queue = self._admission.queue
         self.reclaimer = Reclaimer(survey, self._forwarder, feed, quotas)
         self._started_ns = time.monotonic_ns()
@@ -161,6 +165,8 @@ class NodeControl:
         answer: BaseModel
         if isinstance(request, Set):
             answer = await self._admission.change(request, vgpu, client.uid)
+            if request.changes.scales:
+                self.autoscaling.wake()
         else:
             answer = await self._forwarder.to_vgpu(vgpu, request, client.uid, entry.answer)
         if isinstance(answer, VgpuDetail):
@@ -169,10 +175,19 @@ class NodeControl:
             (self._usage.hear_last if isinstance(request, Remove) else self._usage.hear)(answer)
         return answer
 
+    async def _carry_out(self, vgpu: VgpuStatus, request: Set | Migrate) -> VgpuStatus:
+        """What the node wants itself, as if the vGPU's owner had asked."""
+        if isinstance(request, Migrate):
+            return await self._migrate(vgpu, request.gpu, vgpu.owner_uid)
+        return await self._admission.scale(request, vgpu)
+
     # --- changes
 
     async def _create(self, request: Create, client: Client) -> VgpuStatus:
-        return await self._admission.create(request, client)
+        reading = await self._admission.create(request, client)
+        if request.spec.scales:
+            self.autoscaling.wake()
+        return reading
 
     async def _confirm(self, request: Confirm, client: Client) -> Confirmed:
         return await self._admission.confirm(request, client)

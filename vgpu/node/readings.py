@@ -15,10 +15,14 @@ def only(wanted: Iterable[str], snapshot: Snapshot) -> Snapshot:
     return snapshot.model_copy(update={"vgpus": tuple(vgpu for vgpu in snapshot.vgpus if vgpu.vgpu_id in ids)})
 
 
-def restarted(snapshot: Snapshot, restarts: int) -> Snapshot:
-    """Add what a server cannot know of itself: how often the node has restarted it."""
+def restarted(snapshot: Snapshot, restarts: int, replicas: Mapping[str, int]) -> Snapshot:
+    """Add what a server cannot know of itself: how often the node has restarted it, and which of its vGPUs need
+    ``replicas``."""
     gpus = tuple(gpu.model_copy(update={"restarts": restarts}) for gpu in snapshot.gpus)
-    return snapshot.model_copy(update={"gpus": gpus})
+    vgpus = snapshot.vgpus
+    if replicas:
+        vgpus = tuple(v.model_copy(update={"replicas_wanted": replicas.get(v.vgpu_id, 0)}) for v in vgpus)
+    return snapshot.model_copy(update={"gpus": gpus, "vgpus": vgpus})
 
 
 def merge_snapshots(snapshots: Iterable[Snapshot], at_unix_s: float) -> Snapshot:

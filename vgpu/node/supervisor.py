@@ -136,6 +136,7 @@ class Node:
             nursery.start_soon(self._survey.run)
             nursery.start_soon(self._control.reclaimer.run)
             nursery.start_soon(self._control.queue.run)
+            nursery.start_soon(self._control.autoscaling.run)
             nursery.start_soon(keep_small, [self._paths.node_log, *(p.log_path for p in self._processes.values())])
             for process in self._processes.values():
                 nursery.start_soon(self._servers.keep, process, partial(self._receive_events, process), self._ended)
@@ -279,6 +280,7 @@ class Node:
         """Pass on one server's events, until its link ends. The past events come first, because no node received them
         while there was none."""
         await link.send(Forward(uid=os.geteuid(), request=Watch(snapshots=False, events=True)).said_to(1))
+        self._control.autoscaling.wake()  # the server may have vGPUs with bounds in its journal
         with suppress(VgpuError):  # a server of an older version keeps no events
             past = await ask(process.socket, Forward(uid=os.geteuid(), request=Events()), EventList, READING_S)
             for event in past.events:

@@ -49,6 +49,8 @@ class StatusCollector:
     def __init__(self, processes: Mapping[int, ServerProcess], *, simulated: bool) -> None:
         self._processes = processes
         self._simulated = simulated
+        self.replicas: Mapping[str, int] = {}
+        """The vGPUs that need replicas, by ``vgpu.node.autoscaling``."""
         self._silent: dict[int, trio.Event] = {}
         """By GPU: the server's ``up`` event when it did not answer. The next server has another event."""
         self._known: frozenset[str] = frozenset()
@@ -178,7 +180,7 @@ class StatusCollector:
             log.info("GPU Server answers again", gpu=process.index, pid=process.pid)
 
     def _heard(self, process: ServerProcess, snapshot: Snapshot) -> Snapshot:
-        process.last = restarted(snapshot, process.restarts)
+        process.last = restarted(snapshot, process.restarts, self.replicas)
         return process.last
 
     def _last_of(self, process: ServerProcess) -> Snapshot:

@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from vgpu import retired
+from vgpu.bounds import BoundedRequest
 from vgpu.enums import LeaseChoice
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.claims import Attach, Claim
@@ -33,10 +34,18 @@ from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
 from vgpu.protocol.trace import TraceChunk
 from vgpu.protocol.usage import Usage, UserUsage, Why
-from vgpu.protocol.versions import CLAIMS_SINCE, LEASES_SINCE, OWNERS_SINCE, PODS_SINCE, QUEUE_SINCE, REQUEST_IDS_SINCE
+from vgpu.protocol.versions import (
+    CLAIMS_SINCE,
+    LEASES_SINCE,
+    OWNERS_SINCE,
+    PODS_SINCE,
+    QUEUE_SINCE,
+    RANGES_SINCE,
+    REQUEST_IDS_SINCE,
+)
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import Quotas
-from vgpu.spec import DurationNs, PeriodNs, VgpuChanges, VgpuSpec, WindowNs
+from vgpu.spec import DurationNs, Memory, Percent, PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
 ModeChoice = Literal["auto", "temporal", "spatial"]
@@ -62,6 +71,16 @@ def _newer_part(field: str, lease: LeaseChoice | None, default: LeaseChoice | No
             "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
         )
     return {field: {"lease"}}
+
+
+def _refuse_ranges(scales: bool, version: int) -> None:
+    """``VgpuError`` (version): a node of that version would not understand the bounds of a size."""
+    if scales and version < RANGES_SINCE:
+        raise VgpuError(
+            ErrorCode.VERSION,
+            "this node, or its GPU Server, is of an older release, which knows one size and no bounds (20..60)",
+            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+        )
 
 
 class Create(Request):
@@ -107,6 +126,7 @@ class Create(Request):
         return {name: value for name, value in fields.items() if name not in absent or value != absent[name]}
 
     def said_to(self, version: int) -> dict[str, Any]:
+        _refuse_ranges(self.spec.scales, version)
         if self.owner_uid is not None and version < OWNERS_SINCE:
             raise VgpuError(
                 ErrorCode.VERSION,
@@ -148,14 +168,40 @@ class Confirm(Request):
     request_id: RequestId
 
 
+class Scaling(BoundedRequest):
+    """Why the node changes a size by itself, and the sizes that it changes. If the vGPU has other sizes or bounds by
+    now, the change is refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=building.deferred)
+
+    reason: Line
+    sm_percent: Percent | None = None
+    memory_bytes: Memory | None = None
+
+    def holds_for(self, spec: VgpuSpec, changes: VgpuChanges) -> bool:
+        """Whether ``spec`` still is what the change was made for."""
+        sm, memory = changes.sm_percent, changes.memory_bytes
+        same_sm = (spec.sm_percent, spec.sm_range_percent) == (self.sm_percent, changes.sm_range_percent)
+        same_memory = (spec.memory_bytes, spec.memory_range_bytes) == (self.memory_bytes, changes.memory_range_bytes)
+        return (sm is None or same_sm) and (memory is None or same_memory)
+
+
 class Set(Request):
-    """Resize a live vGPU, effective at its next token → ``VgpuStatus``. ``vgpu``: id, prefix of one, or name."""
+    """Resize a live vGPU, effective at its next token → ``VgpuStatus``. ``vgpu``: id, prefix of one, or name.
+    ``scaling``: the node does it by itself."""
 
     op: Literal["set"] = "set"
     vgpu: str
     changes: VgpuChanges
+    scaling: Scaling | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        return {name: value for name, value in fields.items() if value is not None or name != "scaling"}
 
     def said_to(self, version: int) -> dict[str, Any]:
+        _refuse_ranges(self.changes.scales, version)
         if version >= LEASES_SINCE:
             return super().said_to(version)
         return self.model_dump(mode="json", exclude=_newer_part("changes", self.changes.lease, None))
@@ -225,6 +271,7 @@ class MigrateIn(Request):
     origin: dict[str, Any] | None = None
 
     def said_to(self, version: int) -> dict[str, Any]:
+        _refuse_ranges(self.spec.scales, version)
         if version >= REQUEST_IDS_SINCE:
             return super().said_to(version)
         newer = {"origin": True} | _newer_part("spec", self.spec.lease, LeaseChoice.AUTO)
@@ -460,6 +507,7 @@ class VgpuStatus(Reading):
     overuse_ns: int  # Σ drained past lease end
     lag_ns: int  # > 0: owed GPU time, if it wants some; < 0: has debt
     throttled: bool  # at its limit, waiting for its bucket to fill
+    throttled_ratio: float = 0.0  # part of the last second in which it was
     wants: bool  # a process waits for a token, or holds one and has work
     holds: bool  # a lease is in force now
     open_ended: bool = False  # it holds a lease without an end, and no other has ended lately: no rate shows it
@@ -493,6 +541,9 @@ class VgpuStatus(Reading):
     attach: Attach = "owner"  # mount: it admits each process that reaches it through a mount
     awaited_pods: tuple[str, ...] = ()  # their processes wait to be admitted, and its claim does not name them
     asker_pid: int | None = None  # that process
+    replicas_wanted: int = (
+        0  # its demand is beyond its bounds, or beyond what the node's GPUs have left (the node's word)
+    )
 
 
 class ProcessReading(Reading):

@@ -12,8 +12,8 @@ PROTOCOL_VERSION: Final = 6
 3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime``, ``wait`` and ``owner_uid``; ``Await``, ``Confirm``.
 4: ``Create`` carries ``claim`` and ``attach``.
 5: ``Awaits``; a claim has ``pods``.
-6: ``Create`` carries ``queue_ns``, and ``SetGpu`` ``draining``; ``Usage``, ``Why``, ``GetQuota``, ``SetQuotas``,
-``GetQueue``.
+6: ``Create`` carries ``queue_ns``, and ``SetGpu`` ``draining``; a specification has ranges, ``Set`` has ``scaling``;
+``Usage``, ``Why``, ``GetQuota``, ``SetQuotas``, ``GetQueue``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3
@@ -29,3 +29,5 @@ QUEUE_SINCE: Final = 6
 """The first version that has ``Create.queue_ns`` and ``SetGpu.draining``."""
 USAGE_SINCE: Final = 6
 """The first version that has ``Usage`` and ``Why``."""
+RANGES_SINCE: Final = 6
+"""The first version that has ``VgpuSpec.sm_range_percent`` and ``memory_range_bytes``, and ``Set.scaling``."""

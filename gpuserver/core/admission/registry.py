@@ -181,6 +181,7 @@ class Registry:
                 "leave out --oversubscribe, or: vgpuctl gpu set GPU --mode temporal",
             )
         self._check_idle_suspend(spec.idle_suspend_ns)
+        self._check_range(spec)
         expires = None if spec.ttl_ns is None else now_unix_ns + spec.ttl_ns
         return self._admit(vgpu_id, spec, owner, now_unix_ns, expires)
 
@@ -243,6 +244,7 @@ class Registry:
         refuse_like_id(changes.name)
         self._check_idle_suspend(changes.idle_suspend_ns)
         spec = changes.applied_to(old.spec)
+        self._check_range(spec)
         expires = old.expires_unix_ns if changes.ttl_ns is None else now_unix_ns + changes.ttl_ns
         record = self._meaning(vgpu_id, old.key, spec, old.owner, old.created_unix_ns, expires, self.mode)
         record = replace(record, suspended=old.suspended)
@@ -305,6 +307,13 @@ class Registry:
                 ErrorCode.MODE,
                 f"{', '.join(idle_suspended)} are to be suspended when they are idle, which MPS does not allow",
                 "give that up first: vgpuctl set ID --idle-suspend off",
+            )
+        scaled_ones = [record.vgpu_id for record in self if record.spec.sm_range_percent is not None]
+        if mode is Mode.SPATIAL and scaled_ones:
+            raise VgpuError(
+                ErrorCode.MODE,
+                f"{', '.join(scaled_ones)} have two bounds of --sm, and a process under MPS keeps its SMs for life",
+                "give each one value first: vgpuctl set ID --sm 30",
             )
         changed = {
             record.vgpu_id: self._meaning(
@@ -378,6 +387,14 @@ class Registry:
                 ErrorCode.MODE,
                 "this GPU is in spatial mode, and processes under MPS cannot be suspended, idle or not",
                 "leave out --idle-suspend, or: vgpuctl gpu set GPU --mode temporal",
+            )
+
+    def _check_range(self, spec: VgpuSpec) -> None:
+        if spec.sm_range_percent is not None and self.mode is Mode.SPATIAL:
+            raise VgpuError(
+                ErrorCode.MODE,
+                "this GPU is in spatial mode, and a process under MPS keeps its SMs for life: --sm has one value there",
+                f"--sm {spec.sm_range_percent[0]:g}, or: vgpuctl gpu set GPU --mode temporal",
             )
 
     def _free_key(self, owner: Owner) -> VgpuIndex:

@@ -200,6 +200,10 @@ class Account:
     def busy_at(self, now_ns: int) -> int:
         return self.busy_ns + sum(h.busy(now_ns) for h in self.holds.values())
 
+    def at_limit(self, now_ns: int) -> bool:
+        """Its limit keeps it waiting: the scheduler does, or under an open-ended lease its hooks do."""
+        return self.throttled or (self.capped and self.open_ended and self.bucket_at(now_ns) <= 0)
+
     def book(self, lag_ns: int, now_ns: int) -> AccountState:
         """The state for the journal, with its leases charged up to now."""
         return AccountState(
@@ -224,7 +228,7 @@ class Account:
             wants=self.wants,
             holds=bool(self.holds),
             open_ended=self.open_ended,
-            throttled=self.throttled or (self.capped and self.open_ended and self.bucket_at(now_ns) <= 0),
+            throttled=self.at_limit(now_ns),
             penalised=self.penalised,
             waiting_since_ns=self.waiting_since_ns,
             lag_ns=lag_ns,

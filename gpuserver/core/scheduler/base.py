@@ -195,6 +195,10 @@ class SchedulerBase(ABC):
         accounts = self._accounts.all.values()
         return {a.key: ServiceTotals(a.held_at(now_ns), a.busy_at(now_ns), a.tokens) for a in accounts}
 
+    def at_limit(self, now_ns: int) -> frozenset[VgpuIndex]:
+        """The vGPUs that their limits keep waiting."""
+        return frozenset(a.key for a in self._accounts.capped.values() if a.at_limit(now_ns))
+
     def check(self) -> None:
         """Raise ``InvariantError`` where the accounts contradict each other."""
         self._accounts.check()

@@ -75,6 +75,8 @@ class Scheduler(Protocol):
 
     def served(self, now_ns: int) -> dict[VgpuIndex, ServiceTotals]: ...
 
+    def at_limit(self, now_ns: int) -> frozenset[VgpuIndex]: ...
+
 
 def make_scheduler(mode: Mode, policy: Policy = DEFAULT_POLICY, *, first_epoch: int = 1) -> Scheduler:
     """The scheduler of a GPU in ``mode``. ``first_epoch``: the epoch of its first lease; epochs only grow."""

@@ -45,6 +45,7 @@ from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.event_types import EventType
 from vgpu.groups import Groups
 from vgpu.identity import Process
+from vgpu.integrations.claims import check_allotted
 from vgpu.loggers import get_logger
 from vgpu.protocol.handlers import Handlers
 from vgpu.protocol.hello import Hello
@@ -275,9 +276,12 @@ class Control:
         state, vgpu, uid = self._state, self._owned(change.vgpu, asker.uid), asker.uid
         if vgpu.passage.leaving is not None:
             raise away(vgpu)
+        check_allotted(vgpu.origin.claim, vgpu.record.spec, change.changes)
         await self._memory.refresh()
         state.count_occupied(but=vgpu)
-        before = vgpu.record
+        before, scaling = vgpu.record, change.scaling
+        if scaling is not None and not scaling.holds_for(before.spec, change.changes):
+            raise VgpuError(ErrorCode.INVALID, f"{before.vgpu_id} has another size or other bounds by now")
         record = state.registry.change(before.vgpu_id, change.changes, time.time_ns())
         if record.spec.name != before.spec.name:
             unlink_name(state.settings.paths, before.owner.uid, before.spec.name, before.vgpu_id)
@@ -288,8 +292,11 @@ class Control:
             await self._suspension.probe(vgpu)
         await self._brokers.changed(vgpu)
         written = await state.persist()
-        text = f"{record.vgpu_id} changed by uid {uid}"
-        state.record_event(EventType.CHANGED, vgpu, text, by_uid=uid, **summary(record.spec))
+        if scaling is not None:
+            state.record_event(EventType.SCALED, vgpu, f"{record.vgpu_id} {scaling.reason}", **summary(record.spec))
+        else:
+            text = f"{record.vgpu_id} changed by uid {uid}"
+            state.record_event(EventType.CHANGED, vgpu, text, by_uid=uid, **summary(record.spec))
         if not written:
             raise unwritten(state, f"{record.vgpu_id} is changed")
         return self._reading(vgpu)
@@ -470,12 +477,15 @@ class Control:
 
     async def _inspect(self, inspect: Inspect, _: Asker) -> VgpuDetail:
         state, vgpu = self._state, self._known(inspect.vgpu)
+        advice = advise(seen_of(vgpu, state.usage, state.mode, state.facts.index, state.turn_use))
+        if advice is not None and vgpu.record.spec.scales:  # what the text names to type would end the bounds
+            advice = advice.model_copy(update={"text": ""})
         return VgpuDetail(
             vgpu=self._reading(vgpu),
             processes=tuple(self._processes(vgpu)),
             gpu=self._gpu(self._readings()),
             notes=notes_on(vgpu.record, state.mode),
-            advice=advise(seen_of(vgpu, state.usage, state.mode, state.facts.index, state.turn_use)),
+            advice=advice,
             mounts=self._brokers.containers.volumes(vgpu),
         )
 

@@ -98,6 +98,7 @@ def vgpu_reading(
         overuse_ns=statement.overuse_ns,
         lag_ns=owed_ns(statement),
         throttled=statement.throttled,
+        throttled_ratio=rates.throttled_ratio,
         wants=statement.wants,
         holds=statement.holds,
         open_ended=statement.open_ended and not rates.tokens_per_second,

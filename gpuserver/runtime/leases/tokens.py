@@ -299,6 +299,10 @@ class TokenLoop:
         self._observe()
         return self._scheduler.served(time.monotonic_ns())
 
+    def at_limit(self) -> frozenset[VgpuIndex]:
+        """The vGPUs that their limits keep waiting now."""
+        return self._scheduler.at_limit(time.monotonic_ns())
+
     def _measures(self, keys: Collection[VgpuIndex]) -> list[Report]:
         """The demand of those vGPUs, by which the scheduler decides which share; nothing if it was read a moment
         ago."""

@@ -32,6 +32,7 @@ from vgpu.loggers import get_logger
 from vgpu.protocol.messages import Create
 from vgpu.protocol.peer import is_running
 from vgpu.spec import VgpuSpec
+from vgpu.units import range_text
 
 log = get_logger(__name__)
 
@@ -291,6 +292,9 @@ async def _until_ended(origin: Origin) -> None:
 
 def summary(spec: VgpuSpec) -> dict[str, int | float | str]:
     """What of a specification belongs into the log."""
+    said = spec.model_dump(mode="json", exclude_defaults=True)
     return {
-        name: value for name, value in spec.model_dump(mode="json", exclude_defaults=True).items() if value is not None
+        name: range_text(value, is_size=name.endswith("_bytes")) if isinstance(value, list) else value
+        for name, value in said.items()
+        if value is not None
     }

@@ -11,7 +11,7 @@ from vgpu.ctl.commands import Commands
 from vgpu.errors import ErrorCode, VgpuError
 
 SECTIONS: Final = {
-    "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm", "prune"),
+    "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm", "prune", "advise"),
     "Programs in vGPUs": ("run", "exec", "wait", "ps", "deactivate", "hook", "jupyter"),
     "Containers and clusters": ("container", "slurm", "ray", "ray-worker", "kubelet", "extender"),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "usage", "why", "logs"),

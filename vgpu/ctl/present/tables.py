@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from vgpu.ctl.commandlines import with_arguments
 from vgpu.ctl.present.output import Cell, Column, Row
-from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, three_digits
+from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, range_text, three_digits
 
 if TYPE_CHECKING:
     from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, VgpuStatus
@@ -257,8 +257,11 @@ def share(guarantee_ratio: float, limit_ratio: float) -> str:
 
 
 def promised(vgpu: VgpuStatus) -> str:
-    """``30 %`` of the time; in spatial mode ``30.3 % SMs``, and of what time if not of all."""
+    """``30 %`` of the time, ``30 % of 20..60`` between two bounds; in spatial mode ``30.3 % SMs``, and of what time if
+    not of all."""
     of_time = share(vgpu.guarantee_ratio, vgpu.limit_ratio)
+    if vgpu.spec.sm_range_percent is not None:
+        return f"{of_time} of {range_text(vgpu.spec.sm_range_percent, is_size=False)}"
     if vgpu.mode == "temporal":
         return of_time
     sms = f"{percent(vgpu.sm_percent_granted / 100)} SMs"

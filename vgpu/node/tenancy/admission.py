@@ -16,6 +16,7 @@ from vgpu.enums import PlacementName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.groups import Groups
 from vgpu.identity import Peer, Process
+from vgpu.node.autoscaling import Autoscaling
 from vgpu.node.creation import Creation
 from vgpu.node.database import NodeDatabase
 from vgpu.node.feed import EventFeed
@@ -24,11 +25,13 @@ from vgpu.node.routing import candidates, find_gpu
 from vgpu.node.survey import StatusCollector
 from vgpu.node.tenancy.queue import Entry, Queue
 from vgpu.node.tenancy.quotas import NodeQuotas
+from vgpu.placement.box import request as room_for
 from vgpu.placement.box import scarcer
 from vgpu.protocol.messages import Confirm, Confirmed, Create, GpuStatus, Set, Snapshot, VgpuStatus
 from vgpu.protocol.requests import CHANGE_S
 from vgpu.queueing.rules import QueueRules
 from vgpu.quotas.quota import Allowance
+from vgpu.share import PPM
 from vgpu.spec import VgpuSpec
 
 
@@ -49,6 +52,15 @@ class Client:
             creation.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Queues:
+    """What the queue needs besides: the node's events, its database, and the rules."""
+
+    feed: EventFeed
+    database: NodeDatabase
+    rules: QueueRules
+
+
 class Admission:
     """Makes vGPUs for clients. Admissions run one after the other, so that no name is given twice and no quota is
     exceeded. What follows an admission runs in parallel."""
@@ -59,9 +71,8 @@ class Admission:
         survey: StatusCollector,
         quotas: NodeQuotas,
         placement: PlacementName,
-        feed: EventFeed,
-        database: NodeDatabase,
-        rules: QueueRules,
+        autoscaling: Autoscaling,
+        queue: Queues,
     ) -> None:
         self._forwarder = forwarder
         self._survey = survey
@@ -69,7 +80,10 @@ class Admission:
         self._placement = placement
         self._one = trio.Lock()
         self._groups = Groups()
-        self.queue = Queue(survey, feed, database, self._admit_waiting, placement=placement, rules=rules)
+        self._autoscaling = autoscaling
+        self.queue = Queue(
+            survey, queue.feed, queue.database, self._admit_waiting, placement=placement, rules=queue.rules
+        )
 
     async def create(self, request: Create, client: Client) -> VgpuStatus:
         """Create it on the first GPU that takes it. If none does, raise the refusal of the one with most room."""
@@ -138,6 +152,16 @@ class Admission:
                 self._survey.note(changed)
                 return changed
         raise VgpuError(ErrorCode.TIMEOUT, f"{vgpu.vgpu_id} did not change within {CHANGE_S:g} s", "see: vgpuctl logs")
+
+    async def scale(self, request: Set, vgpu: VgpuStatus) -> VgpuStatus:
+        """What the node sets by itself. A larger size has to fit the owner's quota. A smaller one needs no check: room
+        is made for a vGPU while that one is admitted."""
+        now, then = vgpu.spec, request.changes.applied_to(vgpu.spec)
+        if then.compute_ratio <= now.compute_ratio and (then.memory_bytes or 0) <= (now.memory_bytes or 0):
+            changed = await self._forwarder.to_vgpu(vgpu, request, vgpu.owner_uid, VgpuStatus)
+            self._survey.note(changed)
+            return changed
+        return await self.change(request, vgpu, vgpu.owner_uid)
 
     async def _wait(
         self, request: Create, allowance: Allowance, owner_uid: int, asker: Process, limit_s: float
@@ -220,19 +244,16 @@ class Admission:
     ) -> Creation:
         refusals = []
         for gpu in gpus:
-            creation = Creation(await self._forwarder.served(gpu.index), request, owner_uid, asker)
-            try:
-                self._survey.note(await creation.begin())
-            except VgpuError as error:
-                creation.close()
-                if error.code not in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
-                    raise
-                refusals.append(error)
-            except BaseException:
-                creation.close()
-                raise
-            else:
-                return creation
+            begun = await self._begin(gpu, request, owner_uid, asker)
+            if isinstance(begun, Creation):
+                return begun
+            refusals.append(begun)
+        for gpu in gpus:
+            wanted = room_for(request.spec, gpu)
+            if await self._autoscaling.make_room(gpu.index, wanted.time_ppm / PPM * 100, wanted.memory_bytes):
+                begun = await self._begin(gpu, request, owner_uid, asker)
+                if isinstance(begun, Creation):
+                    return begun
         emptiest = max(gpus, key=scarcer)
         refusal = refusals[gpus.index(emptiest)]
         where = (
@@ -241,6 +262,18 @@ class Admission:
             else f"none of {len(gpus)} GPUs; GPU {emptiest.index}, the emptiest"
         )
         raise VgpuError(refusal.code, f"{where}: {refusal.message}", refusal.hint)
+
+    async def _begin(self, gpu: GpuStatus, request: Create, owner_uid: int, asker: Process) -> Creation | VgpuError:
+        """A creation that the GPU admits, or why it does not fit there."""
+        creation = Creation(await self._forwarder.served(gpu.index), request, owner_uid, asker)
+        try:
+            self._survey.note(await creation.begin())
+        except BaseException as error:
+            creation.close()
+            if isinstance(error, VgpuError) and error.code in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
+                return error
+            raise
+        return creation
 
     async def _refuse_taken_name(self, name: str, owner_uid: int, but: str = "") -> None:
         """Names are unique per owner. Another owner may use the same name."""

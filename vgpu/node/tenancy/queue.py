@@ -224,7 +224,10 @@ class Queue:
     async def _try(self, entry: Entry, candidate: Candidate, snapshot: Snapshot) -> bool:
         """Whether the order has changed: the request has its vGPU, or is refused for good."""
         usable = [gpu for gpu in snapshot.gpus if gpu.index in candidate.gpus]
-        best = [rank.gpu.index for rank in ranked(self._placement, usable, snapshot.vgpus, entry.spec) if rank.reasons]
+        ranks = ranked(self._placement, usable, snapshot.vgpus, entry.spec)
+        # Where vGPUs have grown beyond their guarantee, the admission may take that back.
+        grown = any(vgpu.spec.scales for vgpu in snapshot.vgpus)
+        best = [rank.gpu.index for rank in ranks if rank.reasons or grown]
         if not best:
             entry.reason = self._why(entry, candidate, snapshot)
             return False

@@ -1,0 +1,1 @@
+"""Rules that size a vGPU by its demand, replayed on traces."""
