@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from vgpu.ctl import options
+from vgpu.ctl.commands import LAUNCHING
 from vgpu.ctl.exit_codes import Exit, report, say
 from vgpu.ctl.options import Created, Listed, Wanted
 from vgpu.ctl.present import output, tables
@@ -111,12 +112,18 @@ def _passed_on(file: Path, words: Sequence[str]) -> int:
     from vgpu.nodes.file import load
 
     nodes, entries = Nodes(load(file)), load(file).node
-    named = {word.partition("/")[0] for word in words[1:] if "/" in word and word.partition("/")[0] in entries}
+    named = [word.partition("/")[0] for word in words[1:] if "/" in word and word.partition("/")[0] in entries]
+    named = named[:1] if words[0] in LAUNCHING else sorted(set(named))
     if len(named) != 1:
         text = f"{words[0]} names no vGPU as NODE/VGPU" if not named else f"{words[0]} names several nodes"
         raise VgpuError(ErrorCode.INVALID, text, f"vgpuctl {OPTION} {file} {words[0]} {next(iter(entries))}/VGPU")
     (name,) = named
-    own = [word.removeprefix(f"{name}/") for word in words]
+    own, program = list(words), words[0] in LAUNCHING  # what follows the vGPU is the program's
+    for at, word in enumerate(words):
+        if at and word.startswith(f"{name}/"):
+            own[at] = word.removeprefix(f"{name}/")
+            if program:
+                break
     return nodes[name].run(own, terminal=sys.stdin.isatty() and sys.stdout.isatty())
 
 
