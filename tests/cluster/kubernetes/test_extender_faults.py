@@ -1,4 +1,4 @@
-"""The model of ``test_extender_book`` finds a fault that is planted into the extender's book."""
+"""The model of ``test_extender_reservations`` finds a fault that is planted into the extender's reservations."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from tests.cluster.kubernetes import test_extender_book as model
-from vgpu.integrations.kubernetes.extender import book
+from tests.cluster.kubernetes import test_extender_reservations as model
+from vgpu.integrations.kubernetes.extender import reservations
 
 WHOLE = settings(
     max_examples=3000,
@@ -23,7 +23,7 @@ WHOLE = settings(
 
 def _forgets(patch: pytest.MonkeyPatch) -> None:
     """What is decided and not yet written does not count."""
-    patch.setattr(book.Book, "begin", lambda self, held: None)
+    patch.setattr(reservations.Reservations, "begin", lambda self, held: None)
 
 
 @pytest.mark.slow

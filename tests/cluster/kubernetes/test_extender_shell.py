@@ -10,7 +10,7 @@ import pytest
 import trio
 
 from tests.cluster.kubernetes.cluster import gpu_pod
-from tests.cluster.kubernetes.test_extender_book import MEM, node
+from tests.cluster.kubernetes.test_extender_reservations import MEM, node
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.kubernetes.extender import assumed
 from vgpu.integrations.kubernetes.extender.messages import Binding
@@ -107,11 +107,11 @@ def test_a_gpu_stays_promised_where_no_answer_came(server: Server, kind: str, wh
         assert "asked for" in await extender.bind(asked("b"))
         assert await extender.bind(asked("a")) == ""
         assert server.found["a"]["spec"]["nodeName"] == "n1"
-        assert [held.assigned for held in extender.book.held("n1")] == [False]
+        assert [held.assigned for held in extender.reservations.held("n1")] == [False]
         server.found["a"]["metadata"]["annotations"][assumed.ASSIGNED] = "true"
         server.touch("a")
         await extender.read()
-        assert [held.assigned for held in extender.book.held("n1")] == [True]
+        assert [held.assigned for held in extender.reservations.held("n1")] == [True]
 
     played(server, play)
 
@@ -120,12 +120,12 @@ def test_a_gpu_that_stays_promised_is_given_back_in_the_end(server: Server, monk
     async def play(extender: Extender) -> None:
         server.after["annotate"] = lost
         await extender.bind(asked("a"))
-        clock = extender.book.held("n1")[0].assumed_s
+        clock = extender.reservations.held("n1")[0].assumed_s
         await extender.give_back_overdue()
-        assert len(extender.book.held("n1")) == 1
+        assert len(extender.reservations.held("n1")) == 1
         monkeypatch.setattr("time.time", lambda: clock + 121)
         await extender.give_back_overdue()
-        assert extender.book.held("n1") == []
+        assert extender.reservations.held("n1") == []
         assert server.found["a"]["metadata"]["annotations"] == {}
         assert await extender.bind(asked("b")) == ""
 
@@ -153,7 +153,7 @@ def test_a_pod_that_is_deleted_meanwhile_holds_nothing(server: Server) -> None:
     async def play(extender: Extender) -> None:
         server.before["bind"] = lambda: server.found.pop("a") and None
         assert await extender.bind(asked("a")) == "the pod team-a/a is gone"
-        assert extender.book.held("n1") == []
+        assert extender.reservations.held("n1") == []
         assert await extender.bind(asked("b")) == ""
 
     played(server, play)

@@ -125,7 +125,7 @@ def serve_assumed(options: Options) -> None:
     from vgpu.integrations.kubernetes.objects import open_client
 
     offered = list(chain(*map(allocate.offered, options.compatible)))
-    served = allocate.Served(options.node, Objects(open_client()), Node())
+    served = allocate.NodeShare(options.node, Objects(open_client()), Node())
     with ExitStack() as stack:
         turns = [
             Regularly("the check of the node's annotation", CHECK_S, lambda: served.publish(check=True)),

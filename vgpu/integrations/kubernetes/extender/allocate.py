@@ -55,7 +55,7 @@ def offered(text: str) -> tuple[Resource, ...]:
     return (Resource(SHARES, f"nvidia{number}", None, number),)
 
 
-class Served:
+class NodeShare:
     """What the plugins of one node share. ``name``: of this node in Kubernetes. Methods raise ``VgpuError``."""
 
     def __init__(self, name: str, objects: Objects, node: Node) -> None:
@@ -168,7 +168,7 @@ def _cdi_devices(reading: Object) -> list[str]:
 class Counter:
     """The plugin of one resource, with the methods that the kubelet calls."""
 
-    def __init__(self, resource: Resource, served: Served) -> None:
+    def __init__(self, resource: Resource, served: NodeShare) -> None:
         self.resource = resource
         self._served = served
         self._health: Watched[dict[str, bool]] = Watched({})

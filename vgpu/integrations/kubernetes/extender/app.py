@@ -11,7 +11,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from vgpu.errors import ErrorCode, VgpuError, cleaned, in_plain_words
-from vgpu.integrations.kubernetes.extender.book import Book
 from vgpu.integrations.kubernetes.extender.messages import (
     Arguments,
     Binding,
@@ -20,6 +19,7 @@ from vgpu.integrations.kubernetes.extender.messages import (
     inspected,
     prioritized,
 )
+from vgpu.integrations.kubernetes.extender.reservations import Reservations
 
 PREFIXES: Final = ("/vgpu-scheduler", "/gpushare-scheduler")
 MOST_BYTES: Final = 64 << 20
@@ -30,7 +30,7 @@ Read = TypeVar("Read", bound=Message)
 class Extender(Protocol):
     """What answers."""
 
-    book: Book
+    reservations: Reservations
 
     async def bind(self, asked: Binding) -> str:
         """ "": the pod is bound; else the reason."""
@@ -39,21 +39,21 @@ class Extender(Protocol):
 def application(extender: Extender) -> Starlette:
     async def filter_(request: Request) -> Response:
         arguments = await _read(request, Arguments)
-        return JSONResponse(filtered(arguments, extender.book.survey(arguments.pod, arguments.names)))
+        return JSONResponse(filtered(arguments, extender.reservations.survey(arguments.pod, arguments.names)))
 
     async def prioritize(request: Request) -> Response:
         arguments = await _read(request, Arguments)
-        return JSONResponse(prioritized(extender.book.scores(arguments.pod, arguments.names)))
+        return JSONResponse(prioritized(extender.reservations.scores(arguments.pod, arguments.names)))
 
     async def bind(request: Request) -> Response:
         return JSONResponse({"Error": await extender.bind(await _read(request, Binding))})
 
     async def inspect(request: Request) -> Response:
-        known = sorted(extender.book.gpus)
+        known = sorted(extender.reservations.gpus)
         node = request.path_params.get("node")
         if node is not None and node not in known:
             return _failed(f"no node {cleaned(node)} with GPUs is known", 404)
-        return JSONResponse(inspected(extender.book, known if node is None else [node]))
+        return JSONResponse(inspected(extender.reservations, known if node is None else [node]))
 
     async def health(_: Request) -> Response:
         return Response("ok")

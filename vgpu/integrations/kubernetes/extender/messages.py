@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from vgpu.integrations.kubernetes.extender.book import Book, Fits
+from vgpu.integrations.kubernetes.extender.reservations import Fits, Reservations
 from vgpu.units import MIB
 
 
@@ -73,12 +73,12 @@ def prioritized(scores: Mapping[str, int]) -> list[dict[str, Any]]:
     return [{"Host": node, "Score": score} for node, score in scores.items()]
 
 
-def inspected(book: Book, nodes: list[str]) -> dict[str, Any]:
+def inspected(reservations: Reservations, nodes: list[str]) -> dict[str, Any]:
     """Who holds what, in MiB and percent of the time."""
-    return {"nodes": [_node(book, name) for name in nodes]}
+    return {"nodes": [_node(reservations, name) for name in nodes]}
 
 
-def _node(book: Book, name: str) -> dict[str, Any]:
+def _node(reservations: Reservations, name: str) -> dict[str, Any]:
     gpus = [
         {
             "id": gpu.index,
@@ -97,12 +97,12 @@ def _node(book: Book, name: str) -> dict[str, Any]:
                     "percent": round(part.sm, 4),
                     "assigned": held.assigned,
                 }
-                for held in sorted(book.held(name), key=str)
+                for held in sorted(reservations.held(name), key=str)
                 for part in held.parts
                 if part.gpu in (gpu.id, str(gpu.index))
             ],
         }
-        for gpu, left in book.left(name)
+        for gpu, left in reservations.left(name)
     ]
     return {
         "name": name,

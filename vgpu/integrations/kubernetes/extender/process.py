@@ -1,7 +1,7 @@
-"""``vgpuctl extender``: the scheduler's requests, the book that answers them, and the API server.
+"""``vgpuctl extender``: the scheduler's requests, the reservations that answer them, and the API server.
 
-The book is of the event loop alone. Requests to the API server run in threads. A bind waits for its turn: the kubelet
-allocates one pod of a size after the other, which takes milliseconds.
+The reservations belong to the event loop alone. Requests to the API server run in threads. A bind waits for its turn,
+because the kubelet allocates one pod of a size after the other, which takes milliseconds.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from vgpu.integrations.kubernetes.dra import Object
 from vgpu.integrations.kubernetes.extender import assumed
 from vgpu.integrations.kubernetes.extender.app import application
 from vgpu.integrations.kubernetes.extender.assumed import Held
-from vgpu.integrations.kubernetes.extender.book import Assume, Book, Bound, Later, Refused
 from vgpu.integrations.kubernetes.extender.messages import Binding
 from vgpu.integrations.kubernetes.extender.objects import ChangedError, Node, Objects, Pod, RefusedError
+from vgpu.integrations.kubernetes.extender.reservations import Assume, Bound, Later, Refused, Reservations
 from vgpu.limits import DEFAULT_LIMITS
 from vgpu.loggers import get_logger
 from vgpu.placement import POLICIES
@@ -55,7 +55,7 @@ class Extender:
     """``objects``: the API server."""
 
     def __init__(self, objects: Objects, policy: str, limit_s: float) -> None:
-        self.book = Book(POLICIES[policy], limit_s)
+        self.reservations = Reservations(POLICIES[policy], limit_s)
         self._objects = objects
         self._at_once = trio.CapacityLimiter(AT_ONCE)
         self._changed = trio.Event()
@@ -67,13 +67,13 @@ class Extender:
     async def read(self) -> None:
         """The pods and nodes that there are. ``VgpuError``."""
         nodes = await self._ask(self._objects.nodes)
-        self.book.see_nodes(nodes.items)
+        self.reservations.see_nodes(nodes.items)
         pods = await self._ask(self._objects.pods)
-        self.book.see_pods(pods.items, pods.version)
+        self.reservations.see_pods(pods.items, pods.version)
         self._wake()
 
     async def follow(self) -> None:
-        """Keep the book up to date, and give back what is overdue."""
+        """Keep the reservations up to date, and give back what is overdue."""
         async with trio.open_nursery() as nursery:
             for kind, change in ((Pod, self._pod_changed), (Node, self._node_changed)):
                 nursery.start_soon(self._watch, kind, change)
@@ -97,26 +97,26 @@ class Extender:
     async def _list(self, kind: type[Pod] | type[Node]) -> str:
         if kind is Pod:
             pods = await self._ask(self._objects.pods)
-            self.book.see_pods(pods.items, pods.version)
+            self.reservations.see_pods(pods.items, pods.version)
             self._wake()
             return pods.version
         nodes = await self._ask(self._objects.nodes)
-        self.book.see_nodes(nodes.items)
+        self.reservations.see_nodes(nodes.items)
         self._wake()
         return nodes.version
 
     def _pod_changed(self, event: str, pod: Object) -> None:
         if event == "DELETED":
-            self.book.lose(pod["metadata"]["uid"])
+            self.reservations.lose(pod["metadata"]["uid"])
         else:
-            self.book.see(pod)
+            self.reservations.see(pod)
         self._wake()
 
     def _node_changed(self, event: str, node: Object) -> None:
         if event == "DELETED":
-            self.book.lose_node(node["metadata"]["name"])
+            self.reservations.lose_node(node["metadata"]["name"])
         else:
-            self.book.see_node(node)
+            self.reservations.see_node(node)
         self._wake()
 
     async def _regularly(self, period_s: float, act: Callable[[], Any]) -> None:
@@ -160,10 +160,10 @@ class Extender:
         pod, tries = await self._read(asked), 0
         while True:
             changed = self._changed
-            match self.book.decide(pod, asked.node, time.time()):
+            match self.reservations.decide(pod, asked.node, time.time()):
                 case Bound():
-                    self.book.see(pod)
-                    self.book.end(pod["metadata"]["uid"])
+                    self.reservations.see(pod)
+                    self.reservations.end(pod["metadata"]["uid"])
                     return ""
                 case Refused(reason):
                     return reason
@@ -192,7 +192,7 @@ class Extender:
 
     async def _assume(self, pod: Object, held: Held, annotations: Any) -> None:
         """``VgpuError``: it is not bound. The GPU is free again, or is given back once that is known to be safe."""
-        self.book.begin(held)
+        self.reservations.begin(held)
         try:
             if annotations:
                 pod = self._seen(await self._ask(partial(self._objects.annotate, pod, annotations)), held)
@@ -201,21 +201,21 @@ class Extender:
         except (ChangedError, RefusedError):
             await self._give_back(held, bound_too=False)
             raise
-        self.book.end(held.uid)
+        self.reservations.end(held.uid)
         log.info("a pod is bound", pod=str(held), node=held.node, gpus=[part.index for part in held.parts])
 
     def _seen(self, pod: Object | None, held: Held) -> Object:
         if pod is None:
-            self.book.lose(held.uid)
+            self.reservations.lose(held.uid)
             raise RefusedError(f"the pod {held} is gone")
-        self.book.see(pod)
+        self.reservations.see(pod)
         return pod
 
     # --- what is overdue
 
     async def give_back_overdue(self) -> None:
         """``VgpuError``."""
-        for held in self.book.overdue(time.time()):
+        for held in self.reservations.overdue(time.time()):
             if str(held) not in self._underway:
                 log.warning("a GPU is taken back from a pod that the kubelet has not allocated", pod=str(held))
                 await self._give_back(held)
@@ -226,15 +226,15 @@ class Extender:
         try:
             pod = await self._ask(partial(self._objects.pod, held.namespace, held.name))
             if pod is None or pod["metadata"]["uid"] != held.uid:
-                self.book.lose(held.uid)
+                self.reservations.lose(held.uid)
             else:
-                self.book.see(pod)
+                self.reservations.see(pod)
                 if assumed.is_waiting(pod) and (bound_too or not pod["spec"].get("nodeName")):
                     after = await self._ask(partial(self._objects.annotate, pod, assumed.taken_back()))
                     self._seen(after, held)
         except (ChangedError, RefusedError) as error:
             log.info("a pod keeps its GPU for now", pod=str(held), reason=str(error))
-        self.book.end(held.uid)
+        self.reservations.end(held.uid)
         self._wake()
 
     async def _ask(self, question: Callable[[], T]) -> T:

@@ -14,8 +14,8 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.kubernetes.extender import assumed, gpus
 from vgpu.integrations.kubernetes.extender.asks import asks_of
 from vgpu.integrations.kubernetes.extender.assumed import Held
-from vgpu.integrations.kubernetes.extender.book import Assume, Book, Bound, Fits, Later, Refused
 from vgpu.integrations.kubernetes.extender.messages import Arguments, filtered, inspected
+from vgpu.integrations.kubernetes.extender.reservations import Assume, Bound, Fits, Later, Refused, Reservations
 from vgpu.placement import POLICIES
 
 GIB = 1 << 30
@@ -48,8 +48,8 @@ def published(name: str, *memory: int, **fields: Any) -> dict[str, Any]:
     return {"metadata": {"name": name, "annotations": {gpus.ANNOTATION: gpus.published(read, [])}}}
 
 
-def book(policy: str, *nodes: dict[str, Any]) -> Book:
-    made = Book(POLICIES[policy], LIMIT_S)
+def reservations(policy: str, *nodes: dict[str, Any]) -> Reservations:
+    made = Reservations(POLICIES[policy], LIMIT_S)
     for one in nodes:
         made.see_node(one)
     return made
@@ -95,9 +95,9 @@ def test_what_no_vgpu_can_be_fits_no_node_and_says_why(limits: dict[str, int], w
     pod = gpu_pod("a", limits)
     with pytest.raises(VgpuError, match=words):
         asks_of(pod)
-    found = book("fit", node()).survey(pod, ["n1"])
+    found = reservations("fit", node()).survey(pod, ["n1"])
     assert words in str(found["n1"])
-    decision = book("fit", node()).decide(pod, "n1", 0.0)
+    decision = reservations("fit", node()).decide(pod, "n1", 0.0)
     assert isinstance(decision, Refused)
     assert words in decision.reason
 
@@ -110,7 +110,7 @@ def test_an_init_container_with_a_gpu_is_refused() -> None:
 
 
 def test_a_pod_without_a_gpu_fits_everywhere_and_is_only_bound() -> None:
-    here, pod = book("fit"), gpu_pod("a", {})
+    here, pod = reservations("fit"), gpu_pod("a", {})
     assert here.survey(pod, ["n1"]) == {"n1": Fits((), 0.0)}
     decision = here.decide(pod, "n1", 0.0)
     assert isinstance(decision, Assume)
@@ -124,7 +124,7 @@ def test_what_is_promised_outside_of_kubernetes_is_not_offered() -> None:
     busy = published("n1", 80 * GIB, guaranteed_ratio=0.4, guaranteed_memory_bytes=60 * GIB)
     (gpu,) = gpus.gpus_of(busy)
     assert (gpu.uuid, gpu.sm, gpu.offered_bytes) == ("GPU-0", 60, 20 * GIB)
-    found = book("fit", busy).survey(gpu_pod("a", {MEM: 30}), ["n1"])
+    found = reservations("fit", busy).survey(gpu_pod("a", {MEM: 30}), ["n1"])
     assert "30 GiB and 37.5 % asked for; of its 1 GPU the emptiest has 20 GiB and 60 %" in str(found["n1"])
 
 
@@ -134,7 +134,7 @@ def test_an_annotation_that_is_no_list_of_gpus_is_none(text: str) -> None:
 
 
 def test_a_gpu_whose_server_is_down_and_an_unknown_node_take_no_pod() -> None:
-    here = book("fit", published("n1", 80 * GIB, state="failed"))
+    here = reservations("fit", published("n1", 80 * GIB, state="failed"))
     found = here.survey(gpu_pod("a", {MEM: 1}), ["n1", "n2"])
     assert found == {"n1": "none of its GPUs serves", "n2": "it has no GPU that the extender knows"}
 
@@ -144,7 +144,7 @@ def test_a_gpu_whose_server_is_down_and_an_unknown_node_take_no_pod() -> None:
 
 def test_the_policy_chooses_the_gpu_and_scores_the_nodes() -> None:
     for policy, index, best in (("pack", 0, "n1"), ("spread", 1, "n2")):
-        here = book(policy, node("n1"), node("n2"))
+        here = reservations(policy, node("n1"), node("n2"))
         first = gpu_pod("first", {MEM: 8})
         here.see(written(first, here.decide(first, "n1", 0.0), assigned=True))
         second = gpu_pod("second", {MEM: 4})
@@ -158,7 +158,7 @@ def test_the_policy_chooses_the_gpu_and_scores_the_nodes() -> None:
 
 
 def test_containers_of_a_pod_share_a_gpu_under_aliyuns_name_and_have_their_own_under_hamis() -> None:
-    here = book("spread", node("n1", 2, 16))
+    here = reservations("spread", node("n1", 2, 16))
     decision = here.decide(gpu_pod("a", {MEM: 8}, {MEM: 8}), "n1", 0.0)
     assert isinstance(decision, Assume)
     assert [part.index for part in decision.held.parts] == [0, 0]
@@ -174,7 +174,7 @@ def test_containers_of_a_pod_share_a_gpu_under_aliyuns_name_and_have_their_own_u
 
 
 def test_parts_that_are_a_whole_in_sum_fit_a_gpu() -> None:
-    here = book("pack", node("n1", 1, 6))
+    here = reservations("pack", node("n1", 1, 6))
     for name in "abcdef":
         pod = gpu_pod(name, {MEM: 1})
         here.see(written(pod, here.decide(pod, "n1", 0.0), assigned=True))
@@ -182,7 +182,7 @@ def test_parts_that_are_a_whole_in_sum_fit_a_gpu() -> None:
 
 
 def test_one_pod_of_a_size_waits_on_a_node_at_a_time() -> None:
-    here = book("pack", node("n1"), node("n2"))
+    here = reservations("pack", node("n1"), node("n2"))
     first = gpu_pod("first", {MEM: 2})
     decision = here.decide(first, "n1", 0.0)
     here.see(written(first, decision))
@@ -195,7 +195,7 @@ def test_one_pod_of_a_size_waits_on_a_node_at_a_time() -> None:
 
 
 def test_a_pod_that_is_bound_or_goes_is_not_bound_again() -> None:
-    here, pod = book("pack", node("n1")), gpu_pod("a", {MEM: 2})
+    here, pod = reservations("pack", node("n1")), gpu_pod("a", {MEM: 2})
     pod["spec"]["nodeName"] = "n1"
     assert here.decide(pod, "n1", 0.0) == Bound()
     assert here.decide(pod, "n2", 0.0) == Refused("the pod is bound to n1 already")
@@ -206,7 +206,7 @@ def test_a_pod_that_is_bound_or_goes_is_not_bound_again() -> None:
 
 def test_a_pod_that_is_over_or_gone_holds_nothing() -> None:
     for end in ("Succeeded", "Failed", "gone"):
-        here, pod = book("pack", node("n1", 1, 4)), gpu_pod("a", {MEM: 4})
+        here, pod = reservations("pack", node("n1", 1, 4)), gpu_pod("a", {MEM: 4})
         bound = written(pod, here.decide(pod, "n1", 0.0), assigned=True)
         here.see(bound)
         assert isinstance(here.decide(gpu_pod("b", {MEM: 4}), "n1", 0.0), Refused)
@@ -218,7 +218,7 @@ def test_a_pod_that_is_over_or_gone_holds_nothing() -> None:
 
 
 def test_an_older_version_of_a_pod_changes_nothing() -> None:
-    here, pod = book("pack", node("n1", 1, 4)), gpu_pod("a", {MEM: 4})
+    here, pod = reservations("pack", node("n1", 1, 4)), gpu_pod("a", {MEM: 4})
     bound = written(pod, here.decide(pod, "n1", 0.0))
     bound["metadata"]["resourceVersion"] = "12"
     pod["metadata"]["resourceVersion"] = "9"
@@ -231,7 +231,7 @@ def test_an_older_version_of_a_pod_changes_nothing() -> None:
 
 
 def test_a_pod_of_aliyuns_own_extender_counts() -> None:
-    here, pod = book("pack", node("n1", 2, 16)), gpu_pod("old", {MEM: 10})
+    here, pod = reservations("pack", node("n1", 2, 16)), gpu_pod("old", {MEM: 10})
     said = {"IDX": "1", "POD": "10", "DEV": "16", "ASSIGNED": "true", "ASSUME_TIME": "1700000000000000000"}
     pod["metadata"]["annotations"] = {f"ALIYUN_COM_GPU_MEM_{name}": value for name, value in said.items()}
     pod["spec"]["nodeName"] = "n1"
@@ -252,7 +252,7 @@ def test_an_annotation_that_somebody_made_up_holds_nothing(text: str) -> None:
 
 
 def test_an_unbound_pod_that_says_it_is_assigned_is_overdue_like_others() -> None:
-    here, pod = book("pack", node("n1")), gpu_pod("a", {MEM: 4})
+    here, pod = reservations("pack", node("n1")), gpu_pod("a", {MEM: 4})
     claimed = written(pod, here.decide(pod, "n1", 9e9), assigned=True)
     del claimed["spec"]["nodeName"]
     here.see(claimed)
@@ -263,7 +263,7 @@ def test_an_unbound_pod_that_says_it_is_assigned_is_overdue_like_others() -> Non
 
 
 def test_the_answer_has_the_form_of_the_question() -> None:
-    here, pod = book("pack", node("n1", 1, 4), node("n2", 1, 8)), gpu_pod("a", {MEM: 6})
+    here, pod = reservations("pack", node("n1", 1, 4), node("n2", 1, 8)), gpu_pod("a", {MEM: 6})
     asked = Arguments.model_validate({"pod": pod, "nodenames": ["n1", "n2"]})
     answer = filtered(asked, here.survey(asked.pod, asked.names))
     assert answer["NodeNames"] == ["n2"]
@@ -277,7 +277,7 @@ def test_the_answer_has_the_form_of_the_question() -> None:
 
 
 def test_inspect_says_who_holds_what() -> None:
-    here, pod = book("pack", node("n1", 2, 16)), gpu_pod("a", {MEM: 4})
+    here, pod = reservations("pack", node("n1", 2, 16)), gpu_pod("a", {MEM: 4})
     here.see(written(pod, here.decide(pod, "n1", 0.0)))
     (found,) = inspected(here, ["n1"])["nodes"]
     assert (found["totalMiB"], found["usedMiB"]) == (32 * 1024, 4 * 1024)
@@ -298,7 +298,7 @@ def test_inspect_says_who_holds_what() -> None:
 
 
 def test_the_kubelet_gets_the_pod_of_its_size_or_an_error() -> None:
-    here = book("pack", node("n1"))
+    here = reservations("pack", node("n1"))
     small, large = gpu_pod("small", {MEM: 2}), gpu_pod("large", {MEM: 3}, {MEM: 1})
     pods = [written(one, here.decide(one, "n1", 0.0)) for one in (small, large)]
     found = assumed.answer(pods, "n1", (MEM, 3), frozenset())
@@ -312,7 +312,7 @@ def test_the_kubelet_gets_the_pod_of_its_size_or_an_error() -> None:
     with pytest.raises(VgpuError, match="no pod that the extender assumed for n2"):
         assumed.answer(pods, "n2", (MEM, 3), made)
     twin = gpu_pod("twin", {MEM: 2})
-    pods.append(written(twin, book("pack", node("n1")).decide(twin, "n1", 0.0)))
+    pods.append(written(twin, reservations("pack", node("n1")).decide(twin, "n1", 0.0)))
     with pytest.raises(VgpuError, match="team-a/small and team-a/twin both wait for 2") as caught:
         assumed.answer(pods, "n1", (MEM, 2), made)
     assert caught.value.code is ErrorCode.AMBIGUOUS
@@ -338,8 +338,8 @@ class Cluster(RuleBasedStateMachine):
         self.begin()
 
     def begin(self) -> None:
-        self.book = book("fit", *self.nodes)
-        self.book.see_pods(copy.deepcopy(list(self.pods.values())), str(self.version))
+        self.reservations = reservations("fit", *self.nodes)
+        self.reservations.see_pods(copy.deepcopy(list(self.pods.values())), str(self.version))
         self.events.clear()
         self.steps.clear()
 
@@ -379,9 +379,9 @@ class Cluster(RuleBasedStateMachine):
         if pod is None or any(held.uid == pod["metadata"]["uid"] for _, held, _ in self.steps):
             return
         read = copy.deepcopy(pod)
-        match self.book.decide(read, name, self.now_s):
+        match self.reservations.decide(read, name, self.now_s):
             case Assume(held, annotations):
-                self.book.begin(held)
+                self.reservations.begin(held)
                 self.steps.append(("annotate", held, read | {"written": dict(annotations)}))
             case Refused(reason):
                 assert reason
@@ -395,23 +395,23 @@ class Cluster(RuleBasedStateMachine):
             self.give_back(held, bound_too=False)
         elif step == "annotate":
             pod = self.annotated(read, read["written"])
-            self.book.see(pod)
+            self.reservations.see(pod)
             self.steps.append(("bind", held, pod))
         else:
             pod = copy.deepcopy(self.pods[held.uid])
             pod["spec"]["nodeName"] = held.node
             self.write(pod)
-            self.book.end(held.uid)
+            self.reservations.end(held.uid)
 
     def give_back(self, held: Held, *, bound_too: bool) -> None:
         pod = self.pods.get(held.uid)
         if pod is None:
-            self.book.lose(held.uid)
+            self.reservations.lose(held.uid)
         else:
-            self.book.see(copy.deepcopy(pod))
+            self.reservations.see(copy.deepcopy(pod))
             if assumed.is_waiting(pod) and (bound_too or not pod["spec"].get("nodeName")):
-                self.book.see(self.annotated(pod, assumed.taken_back()))
-        self.book.end(held.uid)
+                self.reservations.see(self.annotated(pod, assumed.taken_back()))
+        self.reservations.end(held.uid)
 
     @rule()
     def the_extender_dies(self) -> None:
@@ -420,7 +420,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, LIMIT_S + 1]))
     def time_goes_on(self, seconds: float) -> None:
         self.now_s += seconds
-        for held in self.book.overdue(self.now_s):
+        for held in self.reservations.overdue(self.now_s):
             if not any(other.uid == held.uid for _, other, _ in self.steps):
                 self.give_back(held, bound_too=True)
 
@@ -429,9 +429,9 @@ class Cluster(RuleBasedStateMachine):
     def the_watch_goes_on(self) -> None:
         event, pod = self.events.pop(0)
         if event == "DELETED":
-            self.book.lose(pod["metadata"]["uid"])
+            self.reservations.lose(pod["metadata"]["uid"])
         else:
-            self.book.see(pod)
+            self.reservations.see(pod)
 
     @rule(data=st.data())
     def the_kubelet_allocates(self, data: Any) -> None:
@@ -471,7 +471,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def no_gpu_is_over_capacity(self) -> None:
-        fresh = book("fit", *self.nodes)
+        fresh = reservations("fit", *self.nodes)
         fresh.see_pods(list(self.pods.values()), str(self.version))
         for name in ("n1", "n2"):
             for gpu, left in fresh.left(name):

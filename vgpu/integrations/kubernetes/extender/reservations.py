@@ -74,7 +74,7 @@ class _Wish:
         return Request(time, sum(one.memory_bytes for one in each), gpus=self.gpus)
 
 
-class Book:
+class Reservations:
     """``limit_s``: a pod that the kubelet does not allocate within this time loses its GPU."""
 
     def __init__(self, policy: Policy, limit_s: float) -> None:
