@@ -40,9 +40,17 @@ class Creation:
     reading: VgpuStatus | None = None
 
     async def begin(self) -> VgpuStatus:
-        """Wait until the server admits the vGPU."""
+        """Wait until the server admits the vGPU. If the server has just ended, the next one is asked."""
         with trio.move_on_after(ADMISSION_S):
-            self.reading = await self._create()
+            try:
+                self.reading = await self._create()
+            except LINK_ENDED:
+                await self._again()
+            except VgpuError as error:
+                if error.code is not ErrorCode.UNAVAILABLE or not await self._has_lost_link():
+                    raise
+                await self._again()
+            assert self.reading is not None
             return self.reading
         raise self._late(ADMISSION_S)
 
