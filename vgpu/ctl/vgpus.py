@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from vgpu.ctl import completion, options
-from vgpu.ctl.exit_codes import report, say
+from vgpu.ctl.exit_codes import Exit, report, say
 from vgpu.ctl.mistakes import SetCommand
 from vgpu.ctl.new_vgpus import node_for_vgpu
 from vgpu.ctl.options import Created, Listed, Output, OutputOption, VgpuArgument, Wanted
@@ -55,20 +55,28 @@ def create(
         AttachChoice, typer.Option(help="mount: containers of any user that have its directory mounted may use it.")
     ] = AttachChoice.OWNER,
     wait: WaitOption = None,
-) -> None:
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Make nothing; print which GPU it would get, and why.")
+    ] = False,
+) -> int:
     """Make a vGPU and print its VGPU_ID."""
     from vgpu.api.owner import uid_of
 
+    if dry_run:
+        from vgpu.ctl.placement.explain import explain
+
+        return explain(wanted)
     owner_uid = None if owner is None else uid_of(owner)
     asked: dict[str, Any] = {"confirm": False, "owner_uid": owner_uid, "attach": attach.value}
     if (longest_ns := limit_ns(wait)) is not None:
         with made_when_there_is_room(longest_ns, spec=wanted.spec, gpu=wanted.gpu, **asked) as (node, vgpu):
             _keep(node, vgpu, form)
-        return
+        return Exit.OK
     with node_for_vgpu() as node:
         with progress.waiting("making a vGPU"):
             vgpu = node.create(wanted.spec, wanted.gpu, **asked)
         _keep(node, vgpu, form)
+    return Exit.OK
 
 
 def _keep(node: ControlLink, vgpu: VgpuStatus, form: Created) -> None:

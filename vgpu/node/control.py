@@ -103,6 +103,7 @@ class NodeControl:
         self._feed = feed
         self._usage = usage
         self._simulated = simulated
+        self._placement = placement
         self._quotas = quotas
         self._forwarder = Forwarder(processes, survey)
         self.autoscaling = Autoscaling(survey, self._carry_out, feed.publish)
@@ -266,6 +267,7 @@ class NodeControl:
             gpus=snapshot.gpus,
             vgpus=len(snapshot.vgpus),
             processes=sum(vgpu.processes for vgpu in snapshot.vgpus),
+            placement=self._placement,
         )
 
     async def _snapshot(self, _: GetSnapshot, __: Client) -> Snapshot:

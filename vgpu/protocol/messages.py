@@ -25,7 +25,7 @@ from pydantic import (
 
 from vgpu import retired
 from vgpu.bounds import BoundedRequest
-from vgpu.enums import LeaseChoice
+from vgpu.enums import LeaseChoice, PlacementName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.claims import Attach, Claim
 from vgpu.protocol import building
@@ -734,6 +734,7 @@ class NodeStatus(Reading):
     gpus: tuple[GpuStatus, ...]
     vgpus: int
     processes: int
+    placement: PlacementName = PlacementName.SPREAD  # of --gpu auto
 
 
 class Snapshot(Reading):
