@@ -52,6 +52,7 @@ def test_a_request_gets_its_vgpu_when_another_goes(node: SimulatedNode) -> None:
     assert (one.position, one.spec.name, one.kept_gpu) == (1, "second", None)
     assert one.reason == "GPU 0 has 20 % of its time and 139 GiB of its memory left"
     with node.link() as link:
+        assert link.meter().waiting == 1
         link.remove(first.vgpu_id)
     out, _ = asking.communicate(timeout=60)
     assert asking.returncode == 0

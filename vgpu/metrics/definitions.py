@@ -90,6 +90,12 @@ NODE: Final[tuple[Metric[Seen], ...]] = (
         lambda n: None if n.metering is None else _says(n.software),
         "version",
     ),
+    _node(
+        "waiting_requests",
+        GAUGE,
+        "Requests for a vGPU that wait for room in the node's queue.",
+        lambda n: None if n.metering is None else n.metering.waiting,
+    ),
 )
 
 GPU: Final[tuple[Metric[Gpu], ...]] = (

@@ -283,7 +283,8 @@ class NodeControl:
         return vgpu.model_copy(update={"warnings": (*vgpu.warnings, warning)}) if warning else vgpu
 
     async def _metrics(self, _: GetMetrics, client: Client) -> MetricsSnapshot:
-        return (await self._survey.meter(client.uid)).model_copy(update={"users": self._usage.totals(client.uid)})
+        of_the_node = {"users": self._usage.totals(client.uid), "waiting": len(self.queue)}
+        return (await self._survey.meter(client.uid)).model_copy(update=of_the_node)
 
     async def _past_events(self, asked: Events, client: Client) -> EventList:
         history = self._feed.history

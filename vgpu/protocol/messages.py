@@ -753,6 +753,7 @@ class MetricsSnapshot(Reading):
     gpus: tuple[GpuMeters, ...]
     vgpus: tuple[VgpuMeters, ...]
     users: tuple[UserUsage, ...] = ()
+    waiting: int = 0  # requests in the node's queue
 
 
 class EventReading(Reading):
