@@ -34,6 +34,14 @@ def dashboard(
             show_default=False,
         ),
     ] = "",
+    nodes: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Show all nodes of this file, too, at /nodes.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Show the node in a browser, and serve its HTTP API. The token gives all your rights at the node."""
     from vgpu import extras
@@ -66,6 +74,12 @@ def dashboard(
     if containers:
         _check_engine(containers)
     control_socket = NodePaths.from_environment().control_socket
+    routers = [router(control_socket)]
+    if nodes is not None:
+        from vgpu.nodes.file import load as load_nodes
+        from vgpu.web.nodes import router as nodes_router
+
+        routers.append(nodes_router(load_nodes(nodes)))
     token = None if no_token else token_from(token_file)
     logs.to_stderr("dashboard")
     listening, address = bind(address)
@@ -81,7 +95,7 @@ def dashboard(
     rules = Rules(token, address.local, address.port)
     served = partial(serve, limits=config.limits, engine=containers, images=config.image)
     try:
-        trio.run(served, control_socket, listening, rules, ready, [router(control_socket)])
+        trio.run(served, control_socket, listening, rules, ready, routers)
     except BaseExceptionGroup as group:  # stdout takes no more
         raise cause_of(group) from group
 
