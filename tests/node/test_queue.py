@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -16,10 +17,12 @@ from tests.ctl.fake_node import vgpu_reading
 from tests.placement.test_box import gpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
+from vgpu.limits import Limits
 from vgpu.node.creation import Creation
 from vgpu.node.sources import Owners
+from vgpu.node.tenancy.admission import Admission
 from vgpu.node.tenancy.places import PlaceKeeper
-from vgpu.node.tenancy.queue import Entry, Queue
+from vgpu.node.tenancy.queue import NO_ROOM, Entry, Queue
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.protocol.messages import Create, GpuStatus, Snapshot, VgpuStatus
 from vgpu.queueing.rules import QueueRules
@@ -246,6 +249,33 @@ async def test_many_at_once_never_exceed_what_one_user_may_have_waiting() -> Non
         nursery.start_soon(wait, "ann0", 1)  # the same request again takes its own place
         await settled()
         assert len(made.queue) == 3
+
+
+def test_by_default_a_user_with_all_that_may_wait_can_still_ask_and_remove() -> None:
+    assert QueueRules().most_per_user + 16 <= Limits().links_per_user
+
+
+@on_its_own_clock
+async def test_a_gpu_server_that_dies_during_an_admission_is_a_reason_to_wait() -> None:
+    """What the link raises would end the queue's task, and so the node."""
+    admission = Admission.__new__(Admission)
+    admission._forwarder = cast(Any, SimpleNamespace(served=_served))
+    admission._survey = cast(Any, SimpleNamespace(note=lambda _: None))
+    request = Create(spec=VgpuSpec.parse(sm_percent=10, memory_bytes="1G"), request_id="one")
+    for ended in (ConnectionResetError("reset"), BrokenPipeError("pipe"), trio.BrokenResourceError()):
+
+        async def begin(_: Creation, error: Exception = ended) -> VgpuStatus:
+            raise error
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Creation, "begin", begin)
+            with pytest.raises(VgpuError, match="GPU 0 has ended") as refused:
+                await admission._begin(gpu(0), request, 1, Process(1, 1))
+        assert refused.value.code in NO_ROOM
+
+
+async def _served(_: int) -> None:
+    return None
 
 
 async def _until(holds: Callable[[], bool]) -> None:
