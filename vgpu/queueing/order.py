@@ -8,6 +8,7 @@ of their arrival. So a user with a hundred requests delays another user by one r
 Small requests may overtake a large one while it waits for room, but not for ever. Once a user's oldest request has
 waited for ``patience_s``, it goes before all others, and one GPU is kept for it: the GPU that lacks least for it.
 Nothing else is placed there until the request is. So a large request gets its room when what is on that GPU has ended.
+No GPU is kept for a request that its user's quota keeps out: no room would help it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ User: TypeAlias = int | str
 @dataclass(frozen=True, slots=True)
 class Waiting:
     """One request that waits. ``size``: by GPU that it may have, the part of the scarcer of time and memory that it
-    takes there, 0–1; a GPU that can never take it is left out. ``priority``: higher goes first among a user's own."""
+    takes there, 0–1; a GPU that can never take it is left out. ``priority``: higher goes first among a user's own.
+    ``blocked``: its user's quota keeps it out now."""
 
     request_id: str
     user: User
@@ -32,6 +34,7 @@ class Waiting:
     size: Mapping[int, float]
     weight: float = 1.0
     priority: int = 1
+    blocked: bool = False
 
     @property
     def largest(self) -> float:
@@ -95,9 +98,12 @@ def ordered(
 
 
 def _overdue(now_s: float, requests: Sequence[Waiting], patience_s: float) -> list[Waiting]:
-    """Of each user the request that has waited longest, if that is for ``patience_s`` or longer; the oldest first."""
+    """Of each user the request that has waited longest, if that is for ``patience_s`` or longer; the oldest first. A
+    request that is blocked has no part in this."""
     oldest: dict[User, Waiting] = {}
     for request in requests:
+        if request.blocked:
+            continue
         oldest.setdefault(request.user, request)
     return [one for one in oldest.values() if now_s - one.since_s >= patience_s]
 

@@ -15,13 +15,14 @@ from vgpu.spec import DurationNs
 class QueueRules(BoundedRequest):
     """``patience_ns``: after this time a user's first request goes before all others, and a GPU is kept for it
     (``patience``). ``most``, ``most_per_user``: requests that may wait; root's and the node's own user's count only in
-    ``most``."""
+    ``most``. A request that waits has a link, and a user has 64 (``limits.links_per_user``): with all that may wait, a
+    user still has links for ``ls`` and ``rm``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=building.deferred)
 
     patience_ns: DurationNs = Field(600 * 10**9, alias="patience")
     most: int = Field(1000, ge=1, le=100_000)
-    most_per_user: int = Field(100, ge=1, le=100_000)
+    most_per_user: int = Field(48, ge=1, le=100_000)
 
     def as_option(self) -> str:
         """The fields that differ from the defaults, as JSON."""

@@ -44,6 +44,9 @@ class Held:
         return cls(sum(one.promised_percent for one in found), sum(one.memory_bytes for one in found), len(found))
 
 
+NOTHING: Final = Held()
+
+
 def with_defaults(spec: VgpuSpec, quota: Quota) -> VgpuSpec:
     """``spec`` with the quota's defaults where it does not say. A vGPU without a time to live gets the longest one."""
     said = spec.model_fields_set

@@ -23,12 +23,14 @@ from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder
 from vgpu.node.routing import candidates, find_gpu
 from vgpu.node.survey import StatusCollector
+from vgpu.node.tenancy.places import PlaceKeeper
 from vgpu.node.tenancy.queue import Entry, Queue
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.placement.box import request as room_for
 from vgpu.placement.box import scarcer
 from vgpu.protocol.messages import Confirm, Confirmed, Create, GpuStatus, Set, Snapshot, VgpuStatus
 from vgpu.protocol.requests import CHANGE_S
+from vgpu.protocol.stream import LINK_ENDED
 from vgpu.queueing.rules import QueueRules
 from vgpu.quotas.quota import Allowance
 from vgpu.share import PPM
@@ -82,7 +84,13 @@ class Admission:
         self._groups = Groups()
         self._autoscaling = autoscaling
         self.queue = Queue(
-            survey, queue.feed, queue.database, self._admit_waiting, placement=placement, rules=queue.rules
+            survey,
+            queue.feed,
+            PlaceKeeper(queue.database),
+            quotas,
+            self._admit_waiting,
+            placement=placement,
+            rules=queue.rules,
         )
 
     async def create(self, request: Create, client: Client) -> VgpuStatus:
@@ -176,7 +184,9 @@ class Admission:
                 await self._refuse_taken_name(spec.name, owner_uid)
             gpus = snapshot.gpus if request.gpu.lower() == "auto" else [find_gpu(request.gpu, snapshot.gpus)]
             claim = "" if request.claim is None else request.claim.kind
-            self._quotas.check_alone(spec, gpus, allowance, claim)
+            never = self._quotas.refusal(spec, gpus, allowance, claim)
+            if never is not None:
+                raise never
         request = request.model_copy(update={"spec": spec})
         user = self._quotas.source(owner_uid)
         entry = Entry(request, spec, allowance, owner_uid, asker, user, time.time())
@@ -187,6 +197,10 @@ class Admission:
         allowance = await self._quotas.allowance(entry.owner_uid)  # the quotas may be others than at its arrival
         async with self._one:
             snapshot = await self._survey.snapshot()
+            if any(_answers(vgpu, entry.request, entry.owner_uid) for vgpu in snapshot.vgpus):
+                # Another link has the vGPU of the same request, or of the same claim, meanwhile.
+                entry.allowance = allowance
+                return await self._admit(entry.request, allowance, entry.owner_uid, entry.asker)
             if entry.spec.name is not None:
                 await self._refuse_taken_name(entry.spec.name, entry.owner_uid)
             by_index = {gpu.index: gpu for gpu in snapshot.gpus if gpu.state == "serving"}
@@ -272,6 +286,9 @@ class Admission:
             creation.close()
             if isinstance(error, VgpuError) and error.code in {ErrorCode.NO_ROOM, ErrorCode.MODE}:
                 return error
+            if isinstance(error, LINK_ENDED):  # the server has died meanwhile
+                text = f"the server of GPU {gpu.index} has ended: {error or type(error).__name__}"
+                raise VgpuError(ErrorCode.UNAVAILABLE, text, "ask again") from error
             raise
         return creation
 

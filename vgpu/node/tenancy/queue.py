@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import math
 import os
-import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final, NoReturn, TypeAlias
@@ -22,10 +21,11 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.node.creation import Creation
-from vgpu.node.database import NodeDatabase
 from vgpu.node.feed import EventFeed
 from vgpu.node.routing import find_gpu
 from vgpu.node.survey import StatusCollector
+from vgpu.node.tenancy.places import Place, PlaceKeeper
+from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.placement.box import left, ranked, request
 from vgpu.protocol.messages import (
     Create,
@@ -37,6 +37,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.queueing.order import Candidate, Order, Room, User, Waiting, ordered
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
+from vgpu.quotas.checks import NOTHING
 from vgpu.quotas.quota import Allowance
 from vgpu.share import PPM
 from vgpu.spec import VgpuSpec, as_options
@@ -48,12 +49,12 @@ EVERY_S: Final = 2.0
 """Between two attempts, where no event came: a GPU Server may have been restarted, or a time to live has ended."""
 SETTLE_S: Final = 0.02
 """After an event: several come together."""
-COME_BACK_S: Final = 60.0
-"""How long a restarted node remembers since when the requests of its predecessor have waited."""
-NO_ROOM: Final = frozenset({ErrorCode.NO_ROOM, ErrorCode.MODE, ErrorCode.QUOTA, ErrorCode.UNAVAILABLE})
+JUDGE_S: Final = 30.0
+"""Between two requests to the name service about the users that wait: their groups may be others."""
+NO_ROOM: Final = frozenset(
+    {ErrorCode.NO_ROOM, ErrorCode.MODE, ErrorCode.QUOTA, ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
+)
 """Refusals that may end by themselves."""
-Place: TypeAlias = tuple[str, int]
-"""Request id and owner."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +73,15 @@ class Entry:
     error: VgpuError | None = None
     left: bool = False
     reason: str = ""
+    kind: str = ""
+    """Requests of the same kind have room on the same GPUs."""
+    blocked: str = ""
+    """Why its user's quota keeps it out now."""
+    judged: tuple[object, ...] = ()
+    """That by which ``blocked`` was found."""
+
+    def __post_init__(self) -> None:
+        self.kind = self.spec.model_dump_json(exclude={"name", "ttl_ns"})
 
     @property
     def place(self) -> Place:
@@ -82,7 +92,16 @@ class Entry:
         """Two users may choose the same request id."""
         return f"{self.owner_uid}/{self.request.request_id}"
 
+    @property
+    def claim(self) -> str:
+        return "" if self.request.claim is None else self.request.claim.kind
+
     def end(self, creation: Creation | None, error: VgpuError | None = None) -> None:
+        """The first end counts. The GPU Server takes a later creation back."""
+        if self.left or self.done.is_set():
+            if creation is not None:
+                creation.close()
+            return
         self.creation, self.error = creation, error
         self.done.set()
 
@@ -98,7 +117,8 @@ class Queue:
         self,
         survey: StatusCollector,
         feed: EventFeed,
-        database: NodeDatabase,
+        places: PlaceKeeper,
+        quotas: NodeQuotas,
         admit: Admit,
         *,
         placement: str,
@@ -107,18 +127,17 @@ class Queue:
         self.rules = rules
         self._survey = survey
         self._feed = feed
-        self._database = database
+        self._places = places
+        self._quotas = quotas
         self._admit = admit
         self._placement = placement
         self._entries: dict[Place, Entry] = {}
         self._order = Order()
         self._served_s: dict[User, float] = {}
         """When each user's last request was placed."""
-        self._places: dict[Place, float] = {}
-        """What the database has: since when each request waits."""
-        self._seen: set[Place] = set()
-        """Those that have waited since this node began."""
-        self._forgets_at = math.inf
+        self._judged_by: object = None
+        """The quotas by which the requests were judged last."""
+        self._judge_at = 0.0
         self._sending, self._receiving = trio.open_memory_channel[EventReading](1)
 
     def __len__(self) -> int:
@@ -132,8 +151,9 @@ class Queue:
     async def wait(self, entry: Entry, limit_s: float) -> Creation:
         """The creation of its vGPU, once there is room. ``VgpuError``: ``no-room`` after ``limit_s``, or at once where
         it never fits; or what else is wrong with the request."""
-        entry.since_unix_s = self._places.get(entry.place, entry.since_unix_s)
-        await self._check(entry)
+        snapshot = await self._survey.snapshot()
+        entry.since_unix_s = self._places.since(entry.place, entry.since_unix_s)
+        self._check(entry, snapshot)
         if (before := self._entries.get(entry.place)) is not None:  # the same request on another link
             before.end(None, VgpuError(ErrorCode.EXISTS, "the same request waits on another link now"))
         self._entries[entry.place] = entry
@@ -144,7 +164,9 @@ class Queue:
             if not entry.done.is_set():
                 waited = format_duration(max(1, int(limit_s)) * 10**9)
                 raise VgpuError(
-                    ErrorCode.NO_ROOM, f"there was no room for {waited}: {entry.reason}", "wait longer, or ask for less"
+                    ErrorCode.NO_ROOM,
+                    f"there was no room for {waited}: {entry.reason or _BEHIND}",
+                    "wait longer, or ask for less",
                 )
             if entry.error is not None:
                 raise entry.error
@@ -184,7 +206,9 @@ class Queue:
     # --- the task
 
     async def run(self) -> NoReturn:
-        await self._remember()
+        await self._places.read()
+        for entry in self._entries.values():  # they came before the database was read
+            entry.since_unix_s = self._places.since(entry.place, entry.since_unix_s)
         self._feed.add(self._sending)
         while True:
             with trio.move_on_after(EVERY_S if self._entries else math.inf):
@@ -194,7 +218,7 @@ class Queue:
                 await self._place()
             except VgpuError as error:
                 log.warning("the queue waits", reason=error.message)
-            await self._keep_places()
+            await self._places.keep({place: entry.since_unix_s for place, entry in self._entries.items()})
 
     def _wake(self) -> None:
         with suppress(trio.WouldBlock):
@@ -202,17 +226,23 @@ class Queue:
 
     async def _place(self) -> None:
         """Try every request once, in their order. After each success the order is made anew."""
-        failed: dict[tuple[str, tuple[int, ...]], str] = {}
+        await self._judge()
+        failed: dict[tuple[object, ...], str] = {}
         while True:
             snapshot = await self._survey.snapshot()
             entries = {entry.key: entry for entry in self._entries.values() if not entry.done.is_set()}
+            self._block(snapshot, entries.values())
             self._order = self._ordered(snapshot, entries)
             for candidate in self._order.candidates:
+                await trio.lowlevel.checkpoint()  # a long queue does not hold up the node's other tasks
                 entry = entries[candidate.request.request_id]
-                what = entry.spec.model_dump_json(exclude={"name", "ttl_ns"}), candidate.gpus
-                if entry.left:
+                if entry.left or entry.done.is_set():
                     continue
-                if what in failed and not entry.allowance.sections:  # one like it has found no room just now
+                if entry.blocked:
+                    entry.reason = entry.blocked
+                    continue
+                what = entry.kind, candidate.gpus, entry.user if entry.allowance.sections else None
+                if what in failed:  # one like it has found no room just now
                     entry.reason = failed[what]
                     continue
                 if await self._try(entry, candidate, snapshot):
@@ -220,6 +250,40 @@ class Queue:
                 failed[what] = entry.reason
             else:
                 return
+
+    async def _judge(self) -> None:
+        """Refuse what never fits the quotas. They may be others than when the request came, and so may groups."""
+        quotas = self._quotas.quotas
+        if quotas is self._judged_by and trio.current_time() < self._judge_at:
+            return
+        self._judge_at = trio.current_time() + JUDGE_S
+        gpus = [gpu for gpu in (await self._survey.snapshot()).gpus if gpu.total_memory_bytes]
+        allowances: dict[int, Allowance] = {}
+        for entry in list(self._entries.values()):
+            uid = entry.owner_uid
+            allowances[uid] = entry.allowance = allowances.get(uid) or await self._quotas.allowance(uid)
+            wanted = _wanted(entry.request, gpus)
+            never = self._quotas.refusal(entry.spec, wanted, entry.allowance, entry.claim)
+            if never is not None:
+                entry.end(None, never)
+        self._judged_by = quotas
+
+    def _block(self, snapshot: Snapshot, entries: Iterable[Entry]) -> None:
+        """Find those that their users' quotas keep out now. What a request was judged by is seldom another."""
+        if self._quotas.is_trivial:
+            for entry in entries:
+                entry.blocked = ""
+            return
+        by_user, by_claim = self._quotas.held_now(snapshot)
+        gpus = [gpu for gpu in snapshot.gpus if gpu.total_memory_bytes]
+        cards = tuple(gpu.total_memory_bytes for gpu in gpus)
+        for entry in entries:
+            held, of_claims = by_user.get(entry.user, NOTHING), by_claim.get(entry.claim, NOTHING)
+            facts = held, of_claims, cards, id(entry.allowance), id(self._quotas.quotas)
+            if facts != entry.judged:
+                wanted = _wanted(entry.request, gpus)
+                refusal = self._quotas.refusal(entry.spec, wanted, entry.allowance, entry.claim, held, of_claims)
+                entry.judged, entry.blocked = facts, "" if refusal is None else refusal.message
 
     async def _try(self, entry: Entry, candidate: Candidate, snapshot: Snapshot) -> bool:
         """Whether the order has changed: the request has its vGPU, or is refused for good."""
@@ -239,11 +303,8 @@ class Queue:
                 return False
             entry.end(None, error)
             return True
-        if entry.left:  # the client has left meanwhile: the GPU Server takes the vGPU back
-            creation.close()
-        else:
-            self._served_s[entry.user] = time.time()
-            entry.end(creation)
+        self._served_s[entry.user] = time.time()
+        entry.end(creation)
         return True
 
     def _ordered(self, snapshot: Snapshot, entries: Mapping[str, Entry]) -> Order:
@@ -256,6 +317,7 @@ class Queue:
                 sizes(entry.spec, _wanted(entry.request, serving)),
                 entry.allowance.quota.weight or 1.0,
                 _PRIORITIES.get(entry.spec.priority, 1),
+                bool(entry.blocked),
             )
             for key, entry in entries.items()
         ]
@@ -265,15 +327,15 @@ class Queue:
             self._held(snapshot),
             {gpu.index: _room(gpu) for gpu in serving},
             self.rules.patience_ns / 1e9,
+            self._served_s,
         )
 
     def _held(self, snapshot: Snapshot) -> dict[User, float]:
-        """What each user that waits holds, in GPUs of the scarcer resource."""
-        users = {entry.owner_uid: entry.user for entry in self._entries.values()}
+        """What each user holds, in GPUs of the scarcer resource."""
         memory = {gpu.index: gpu.total_memory_bytes for gpu in snapshot.gpus}
         found: dict[User, float] = {}
         for vgpu in snapshot.vgpus:
-            user = users.get(vgpu.owner_uid, vgpu.owner_uid)
+            user = self._quotas.source(vgpu.owner_uid)
             total = memory.get(vgpu.gpu_index, 0) or 1
             found[user] = found.get(user, 0.0) + _part(vgpu.spec, total)
         return found
@@ -297,11 +359,13 @@ class Queue:
 
     # --- what is refused at once
 
-    async def _check(self, entry: Entry) -> None:
-        """``VgpuError``: the queue is full, or the request fits no GPU even when it is empty."""
-        own = sum(other.user == entry.user for other in self._entries.values())
+    def _check(self, entry: Entry, snapshot: Snapshot) -> None:
+        """``VgpuError``: the queue is full, or the request fits no GPU even when it is empty. A request that is asked
+        for again takes its own place."""
+        others = [other for place, other in self._entries.items() if place != entry.place]
+        own = sum(other.user == entry.user for other in others)
         exempt = entry.user in {0, os.geteuid()}
-        if len(self._entries) >= self.rules.most:
+        if len(others) >= self.rules.most:
             raise VgpuError(
                 ErrorCode.UNAVAILABLE, f"{counted(self.rules.most, 'request')} wait already", "try again later"
             )
@@ -311,7 +375,7 @@ class Queue:
                 f"{counted(own, 'request')} of yours wait already, the most by [queue] most_per_user",
                 "see: vgpuctl queue",
             )
-        gpus = [gpu for gpu in (await self._survey.snapshot()).gpus if gpu.total_memory_bytes]
+        gpus = [gpu for gpu in snapshot.gpus if gpu.total_memory_bytes]
         wanted = _wanted(entry.request, gpus)
         if wanted and not sizes(entry.spec, wanted):
             largest = max(gpu.total_memory_bytes for gpu in wanted)
@@ -323,50 +387,8 @@ class Queue:
                 f"--mem {format_bytes(largest).replace(' ', '')} at most",
             )
 
-    # --- places that outlive the node
 
-    async def _remember(self) -> None:
-        try:
-            rows = await self._database.read(
-                lambda db: db.execute("SELECT request_id, owner_uid, since_unix_s FROM waiting").fetchall()
-            )
-        except VgpuError as error:
-            log.warning("places in the queue are not known", reason=error.message)
-            rows = []
-        self._places = {(str(request_id), int(uid)): float(since) for request_id, uid, since in rows}
-        for entry in self._entries.values():  # they came before the database was read
-            entry.since_unix_s = self._places.get(entry.place, entry.since_unix_s)
-        self._forgets_at = trio.current_time() + COME_BACK_S
-
-    async def _keep_places(self) -> None:
-        """Write the places of those that wait, and remove those of requests that left, or did not come back."""
-        now = {place: entry.since_unix_s for place, entry in self._entries.items()}
-        if trio.current_time() < self._forgets_at:
-            known = {place: since for place, since in self._places.items() if place not in self._left(now)}
-            now = known | now
-        if now == self._places:
-            return
-        gone, new = self._places.keys() - now.keys(), {p: s for p, s in now.items() if self._places.get(p) != s}
-
-        def write(db: sqlite3.Connection) -> None:
-            db.executemany("DELETE FROM waiting WHERE request_id = ? AND owner_uid = ?", gone)
-            db.executemany(
-                "INSERT OR REPLACE INTO waiting VALUES (?, ?, ?)", [(*place, since) for place, since in new.items()]
-            )
-
-        try:
-            await self._database.write(write)
-        except VgpuError:
-            return  # the database has said it, and is tried again
-        self._places = now
-
-    def _left(self, now: Mapping[Place, float]) -> set[Place]:
-        """The places of requests that have left, of those that were here since the node began."""
-        self._seen |= now.keys()
-        return self._seen - now.keys()
-
-
-_PLACES: Final = "SELECT request_id, owner_uid, since_unix_s FROM waiting"
+_BEHIND: Final = "it has not been tried yet"
 _WAKE: Final = EventReading(at_unix_s=0.0, kind="queue", gpu_index=0, text="")
 _PRIORITIES: Final = {"low": 0, "normal": 1, "high": 2}
 

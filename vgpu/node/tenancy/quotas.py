@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from vgpu.errors import VgpuError
 from vgpu.groups import Groups
 from vgpu.node.sources import Owners, Source
 from vgpu.protocol.messages import GpuStatus, QuotaHeld, QuotaReading, Snapshot, VgpuStatus
-from vgpu.quotas.checks import Amount, Held, amount, check, over, with_defaults
+from vgpu.quotas.checks import NOTHING, Amount, Held, amount, check, over, with_defaults
 from vgpu.quotas.quota import QUOTA_FIELDS, Allowance, Quota, Quotas, User
 from vgpu.spec import VgpuSpec
 
@@ -87,20 +88,38 @@ class NodeQuotas:
             else (claim, of_claim, Held.of(taken for _, taken in found if taken.claim == claim)),
         )
 
-    def check_alone(self, spec: VgpuSpec, gpus: Sequence[GpuStatus], allowance: Allowance, claim: str) -> None:
-        """``VgpuError`` (quota): it fits the quota on none of these GPUs, even if the user had nothing else."""
+    def refusal(
+        self,
+        spec: VgpuSpec,
+        gpus: Sequence[GpuStatus],
+        allowance: Allowance,
+        claim: str,
+        held: Held = NOTHING,
+        held_by_claims: Held = NOTHING,
+    ) -> VgpuError | None:
+        """Why it fits the quota on none of these GPUs, beside what is held; None: it fits. With nothing held: why it
+        never fits."""
         refusal: VgpuError | None = None
         of_claim = self.quotas.of_claim(claim) if claim else None
-        for gpu in gpus:
+        for memory in dict.fromkeys(gpu.total_memory_bytes for gpu in gpus):
             try:
-                nothing = None if of_claim is None else (claim, of_claim, Held())
-                check(spec, gpu.total_memory_bytes, allowance, Held(), nothing)
+                check(spec, memory, allowance, held, None if of_claim is None else (claim, of_claim, held_by_claims))
             except VgpuError as error:
                 refusal = refusal or error
             else:
-                return
-        if refusal is not None:
-            raise refusal
+                return None
+        return refusal
+
+    def held_now(self, snapshot: Snapshot) -> tuple[dict[Source, Held], dict[str, Held]]:
+        """What each user has, and what all vGPUs of each kind of claim have."""
+        by_user, by_claim = defaultdict[Source, list[Amount]](list), defaultdict[str, list[Amount]](list)
+        for vgpu, taken in _amounts(snapshot):
+            by_user[self.source(vgpu.owner_uid)].append(taken)
+            by_claim[taken.claim].append(taken)
+        return (
+            {user: Held.of(found) for user, found in by_user.items()},
+            {kind: Held.of(found) for kind, found in by_claim.items()},
+        )
 
     async def over(self, snapshot: Snapshot) -> tuple[str, ...]:
         """The vGPUs of users that have more than their quota allows now."""
