@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -15,13 +15,16 @@ from vgpu.spec import DurationNs
 class QueueRules(BoundedRequest):
     """``patience_ns``: after this time a user's first request goes before all others, and a GPU is kept for it
     (``patience``). ``most``, ``most_per_user``: requests that may wait; root's and the node's own user's count only in
-    ``most``."""
+    ``most``. ``preempt`` "suspend": once a request has waited for ``preempt_after``, the node suspends vGPUs of lower
+    priority for it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True, defer_build=building.deferred)
 
     patience_ns: DurationNs = Field(600 * 10**9, alias="patience")
     most: int = Field(1000, ge=1, le=100_000)
     most_per_user: int = Field(100, ge=1, le=100_000)
+    preempt: Literal["off", "suspend"] = "off"
+    preempt_after_ns: DurationNs = Field(60 * 10**9, alias="preempt_after")
 
     def as_option(self) -> str:
         """The fields that differ from the defaults, as JSON."""
