@@ -20,6 +20,7 @@ class EventType(StrEnum):
     DETACHED = "detached"
     SUSPENDED = "suspended"
     RESUMED = "resumed"
+    PREEMPTED = "preempted"
     NOT_SUSPENDED = "not-suspended"
     NOT_RESUMED = "not-resumed"
     MIGRATED = "migrated"

@@ -24,6 +24,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Member, Process
 from vgpu.loggers import get_logger
 from vgpu.protocol.stream import file_at
+from vgpu.queueing.preempted import Preempted
 from vgpu.spec import VgpuSpec, explain
 from vgpu.trust import replaceable_part
 
@@ -52,12 +53,13 @@ CREATE TABLE IF NOT EXISTS vgpu (
     passage TEXT,
     dozing TEXT,
     members TEXT,
-    origin TEXT
+    origin TEXT,
+    preempted TEXT
 );
 """
 _COLUMNS: Final = (
     "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing, "
-    "members, origin"
+    "members, origin, preempted"
 )
 """By name: those of an older schema come last."""
 EPOCH_RESERVE: Final = 1 << 24
@@ -67,6 +69,7 @@ _PLACES: Final = ", ".join("?" for _ in _COLUMNS.split(","))
 _BOOK: Final = TypeAdapter(AccountState)
 _PASSAGE: Final = TypeAdapter(MigrationState)
 _ORIGIN: Final = TypeAdapter(Origin)
+_PREEMPTED: Final = TypeAdapter(Preempted)
 _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
 _MEMBERS: Final = TypeAdapter(tuple[Member, ...])
 
@@ -88,7 +91,7 @@ class ServerRow:
 class VgpuRow:
     """One vGPU as the journal has it. ``suspended``: its programs are suspended. ``idle_suspended``: the programs that
     are suspended because the vGPU was idle; it comes back by itself. ``members``: the processes that its broker had
-    admitted."""
+    admitted. ``preempted``: the request for which the node has suspended it."""
 
     vgpu_id: str
     key: VgpuIndex
@@ -102,6 +105,7 @@ class VgpuRow:
     idle_suspended: tuple[Process, ...] = ()
     members: tuple[Member, ...] = ()
     origin: Origin = KEPT
+    preempted: Preempted | None = None
 
     @classmethod
     def of(
@@ -114,6 +118,7 @@ class VgpuRow:
         idle_suspended: tuple[Process, ...] = (),
         members: tuple[Member, ...] = (),
         origin: Origin = KEPT,
+        preempted: Preempted | None = None,
     ) -> Self:
         return cls(
             record.vgpu_id,
@@ -128,6 +133,7 @@ class VgpuRow:
             idle_suspended,
             members,
             origin,
+            preempted,
         )
 
 
@@ -200,6 +206,8 @@ class Journal:
             self._database.execute("ALTER TABLE vgpu ADD COLUMN members TEXT")
         if "origin" not in known:  # by schema 5
             self._database.execute("ALTER TABLE vgpu ADD COLUMN origin TEXT")
+        if "preempted" not in known:  # by schema 6
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN preempted TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -254,6 +262,7 @@ class Journal:
                         "idle_suspended": () if idle_suspended is None else _PROCESSES.validate_json(idle_suspended),
                         "members": () if members is None else _MEMBERS.validate_json(members),
                         "origin": KEPT if origin is None else _ORIGIN.validate_json(origin),
+                        "preempted": None if preempted is None else _PREEMPTED.validate_json(preempted),
                     }
                 )
                 for (
@@ -270,6 +279,7 @@ class Journal:
                     idle_suspended,
                     members,
                     origin,
+                    preempted,
                 ) in rows
             ]
 
@@ -339,6 +349,7 @@ def _fit(row: VgpuRow) -> tuple[str | int | None, ...]:
         _PROCESSES.dump_json(row.idle_suspended).decode() if row.idle_suspended else None,
         _MEMBERS.dump_json(row.members).decode() if row.members else None,
         None if row.origin == KEPT else _ORIGIN.dump_json(row.origin).decode(),
+        None if row.preempted is None else _PREEMPTED.dump_json(row.preempted).decode(),
     )
     for value in columns:
         if isinstance(value, int) and not LEAST <= value <= MOST_STORED:

@@ -223,7 +223,7 @@ class GpuServer:
         for row in rows:
             vgpu = state.enlist(state.registry[row.vgpu_id], row.book, passage=row.passage, quiesced=row.suspended)
             vgpu.idle_suspended, vgpu.written, vgpu.origin = row.idle_suspended, True, row.origin
-            vgpu.returning = row.members
+            vgpu.returning, vgpu.preempted = row.members, row.preempted
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:
                 start_soon(self._migration.settle, vgpu)

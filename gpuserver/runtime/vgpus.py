@@ -23,6 +23,7 @@ from vgpu.identity import Member, Process
 from vgpu.integrations.claims import Claim
 from vgpu.protocol.peer import is_running
 from vgpu.protocol.stream import MessageStream
+from vgpu.queueing.preempted import Preempted
 from vgpu.share import Share
 
 NO_PROCESS = Process(0, 0)
@@ -171,6 +172,8 @@ class Vgpu:
     """What it was promised is free meanwhile."""
     suspend_error: str = ""
     """Why it could not be suspended or resumed by itself."""
+    preempted: Preempted | None = None
+    """The request for which the node has suspended it. None while its programs run."""
     swapped_out: bool = False
     """Its memory may be in the host's, so it gets no leases."""
     driver_bytes: dict[int, int] | None = None
@@ -397,6 +400,7 @@ class Vgpu:
             idle_suspended=self.idle_suspended,
             members=(*self.members.values(), *back),
             origin=self.origin,
+            preempted=self.preempted,
         )
 
     @property

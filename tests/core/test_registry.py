@@ -469,6 +469,7 @@ class Promises(RuleBasedStateMachine):
     def begin(self, mode: Mode) -> None:
         self.registry = registry(mode)
         self.twin: dict[str, tuple[int, int, bool]] = {}
+        self.suspended: set[str] = set()
         self.count = 0
 
     @rule(target=vgpus, percent=st.integers(1, 100), gib=st.integers(1, 100), soft=st.booleans())
@@ -496,12 +497,35 @@ class Promises(RuleBasedStateMachine):
         assert self.possible(wanted, asking=vgpu_id)
         self.twin = wanted
 
+    @rule(vgpu_id=vgpus)
+    def suspend(self, vgpu_id: str) -> None:
+        """It is promised nothing from now on: ``possible`` leaves it out."""
+        self.registry.suspend(vgpu_id)
+        self.suspended.add(vgpu_id)
+
+    @rule(vgpu_id=vgpus)
+    def resume(self, vgpu_id: str) -> None:
+        """Admitted anew: refused where others were promised its place, and only there."""
+        before = set(self.suspended)
+        self.suspended.discard(vgpu_id)
+        try:
+            self.registry.resume(vgpu_id)
+        except VgpuError:
+            assert not self.possible(self.twin, asking=vgpu_id)
+            self.suspended = before
+            return
+        assert self.possible(self.twin, asking=vgpu_id)
+
     @rule(vgpu_id=consumes(vgpus))
     def remove(self, vgpu_id: str) -> None:
         self.registry.remove(vgpu_id)
+        self.suspended.discard(vgpu_id)
         del self.twin[vgpu_id]
 
     def possible(self, wanted: dict[str, tuple[int, int, bool]], asking: str) -> bool:
+        if asking in self.suspended:
+            return True
+        wanted = {vgpu_id: one for vgpu_id, one in wanted.items() if vgpu_id not in self.suspended}
         if sum(gib for _, gib, _ in wanted.values()) > 140:
             return False
         if wanted[asking][2]:
@@ -523,11 +547,14 @@ class Promises(RuleBasedStateMachine):
         assert {
             r.vgpu_id: (r.spec.sm_percent, r.memory_limit_bytes // GIB, r.spec.overcommit) for r in self.registry
         } == self.twin
-        hard = sum(percent for percent, _, soft in self.twin.values() if not soft)
-        soft_ppm = sum(r.share.guarantee_ppm for r in self.registry if r.spec.overcommit)
+        assert {r.vgpu_id for r in self.registry if r.suspended} == self.suspended
+        present = [one for vgpu_id, one in self.twin.items() if vgpu_id not in self.suspended]
+        assert self.registry.guaranteed_memory_bytes == sum(gib for _, gib, _ in present) * GIB
+        hard = sum(percent for percent, _, soft in present if not soft)
+        soft_ppm = sum(r.share.guarantee_ppm for r in self.registry if r.spec.overcommit and not r.suspended)
         if self.registry.mode is Mode.TEMPORAL:
             # The floor of one millionth keeps everybody in the competition.
-            assert soft_ppm <= (100 - hard) * 10_000 + sum(s for _, _, s in self.twin.values())
+            assert soft_ppm <= (100 - hard) * 10_000 + sum(s for _, _, s in present)
 
 
 TestPromises = Promises.TestCase

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tests.ctl.fake_node import vgpu_reading
-from vgpu.enums import LeaseChoice
+from vgpu.enums import LeaseChoice, PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.claims import Claim
 from vgpu.protocol.hello import Request
-from vgpu.protocol.messages import Create, Forward, MigrateIn, Set, VgpuList
-from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION, RANGES_SINCE
+from vgpu.protocol.messages import Create, Forward, MigrateIn, Set, Suspend, VgpuList
+from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION, QUEUE_SINCE, RANGES_SINCE
+from vgpu.queueing.preempted import Preempted
 from vgpu.spec import VgpuChanges, VgpuSpec
 
 OLDER = 2
@@ -41,7 +42,7 @@ def arrival(spec: VgpuSpec) -> MigrateIn:
 PLAIN: list[tuple[Request, str, set[str]]] = [
     (Create(spec=SPEC), "spec", {"request_id", "lifetime", "wait"}),
     (Set(vgpu="first", changes=VgpuChanges(sm_percent=40)), "changes", set()),
-    (arrival(SPEC), "spec", {"origin"}),
+    (arrival(SPEC), "spec", {"origin", "preempted"}),
 ]
 
 
@@ -51,6 +52,18 @@ def test_an_older_end_gets_the_fields_that_it_knows(request_: Request, part: str
     assert now[part].keys() - before[part].keys() == {"lease"}
     assert now.keys() - before.keys() == newer
     assert all(before[field] == now[field] for field in before.keys() - {part})
+
+
+def test_a_gpu_server_from_before_preemption_suspends_and_is_not_asked_to_preempt() -> None:
+    assert Suspend(vgpu="first").said_to(QUEUE_SINCE - 1).keys() == {"op", "id", "vgpu"}
+    mark = Preempted(1000, "r", PriorityName.HIGH, 5.0)
+    preempting = Suspend(vgpu="first", preempted=mark)
+    assert Suspend.model_validate(preempting.said_to(QUEUE_SINCE)) == preempting
+    with pytest.raises(VgpuError) as refused:
+        preempting.said_to(QUEUE_SINCE - 1)
+    assert refused.value.code is ErrorCode.VERSION
+    moved = arrival(SPEC).model_copy(update={"preempted": mark})
+    assert "preempted" not in moved.said_to(QUEUE_SINCE - 1)
 
 
 def test_a_request_that_is_passed_on_gets_older_too() -> None:

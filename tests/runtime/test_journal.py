@@ -16,8 +16,10 @@ from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.states.migration import AT_REST, MigrationState
 from gpuserver.runtime.journal import EPOCH_RESERVE, Journal, ServerRow, VgpuRow
+from vgpu.enums import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Member, Process
+from vgpu.queueing.preempted import Preempted
 from vgpu.share import Mode
 from vgpu.spec import VgpuSpec
 
@@ -36,7 +38,8 @@ def rows(count: int) -> list[VgpuRow]:
         idle_suspended = (Process(7, 8), Process(9, 1)) if n % 3 == 2 else ()
         book = BOOK if n % 2 else None
         members = (Member(n, Process(7, 8), 1000, "a"), Member(63, Process(9, 1), alive=False)) if n % 2 else ()
-        more = {"passage": passage, "idle_suspended": idle_suspended, "members": members}
+        preempted = Preempted(7, "r", PriorityName.HIGH, 5.5) if n % 3 == 2 else None
+        more = {"preempted": preempted, "passage": passage, "idle_suspended": idle_suspended, "members": members}
         made.append(VgpuRow.of(record, book, suspended=n % 3 == 2, **more))  # type: ignore[arg-type]
     return made
 
@@ -194,6 +197,7 @@ def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) 
         raw.execute("ALTER TABLE vgpu DROP COLUMN suspended")
         raw.execute("ALTER TABLE vgpu DROP COLUMN passage")
         raw.execute("ALTER TABLE vgpu DROP COLUMN dozing")
+        raw.execute("ALTER TABLE vgpu DROP COLUMN preempted")
         raw.execute("UPDATE server SET schema_version = 1")
     known = [replace(row, passage=AT_REST) for row in rows(2)]
     assert begun(path) == (replace(server, generation=2, next_epoch=77 + EPOCH_RESERVE), known)

@@ -65,6 +65,7 @@ from vgpu.protocol.messages import (
     SetQuotas,
     Snapshot,
     Status,
+    Suspend,
     Trace,
     VgpuDetail,
     VgpuList,
@@ -164,6 +165,10 @@ class NodeControl:
     async def _to_vgpu(self, request: AnyRequest, client: Client, entry: Entry) -> BaseModel:
         vgpu = await self._forwarder.find(entry.target(request), client.uid)
         answer: BaseModel
+        if isinstance(request, Suspend):  # only the node preempts
+            request = request.model_copy(update={"preempted": None})
+        if isinstance(request, Resume):
+            self.queue.check_resume(vgpu)
         if isinstance(request, Set):
             answer = await self._admission.change(request, vgpu, client.uid)
             if request.changes.scales:

@@ -43,6 +43,7 @@ from vgpu.protocol.versions import (
     RANGES_SINCE,
     REQUEST_IDS_SINCE,
 )
+from vgpu.queueing.preempted import Preempted
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.quota import Quotas
 from vgpu.spec import DurationNs, Memory, Percent, PeriodNs, VgpuChanges, VgpuSpec, WindowNs
@@ -218,10 +219,23 @@ class Remove(Request):
 
 class Suspend(Request):
     """Suspend the programs of a vGPU, and give their GPU memory to others → ``VgpuStatus``. It takes as long as the
-    move of their memory to the host."""
+    move of their memory to the host. ``preempted``: the node asks, for a request of higher priority, and resumes the
+    vGPU later. The node takes the field out of what a peer sends."""
 
     op: Literal["suspend"] = "suspend"
     vgpu: str
+    preempted: Preempted | None = None
+
+    def said_to(self, version: int) -> dict[str, Any]:
+        if version >= QUEUE_SINCE:
+            return super().said_to(version)
+        if self.preempted is not None:
+            raise VgpuError(
+                ErrorCode.VERSION,
+                "this GPU Server is of an older release, which does not know that a vGPU is preempted",
+                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+            )
+        return self.model_dump(mode="json", exclude={"preempted"})
 
 
 class Resume(Request):
@@ -247,7 +261,7 @@ class MigrateIn(Request):
     ``gpuserver.core.states.migration``. ``generation``, ``next_epoch``: the last ones of its hooks; a hook accepts only
     larger ones. ``book``: its account. ``gpu_name``: of the GPU that it comes from, ``source``. ``owned_bytes``: the
     memory that it has there; ``excess_bytes``: the part of it beyond its promise. ``origin``: for which process or
-    request it was made (``gpuserver.core.admission.origin``)."""
+    request it was made (``gpuserver.core.admission.origin``). ``preempted``: for which request it was suspended."""
 
     op: Literal["arrive"] = "arrive"
     vgpu: str
@@ -269,12 +283,15 @@ class MigrateIn(Request):
     excess_bytes: int = 0
     trial: bool = False
     origin: dict[str, Any] | None = None
+    preempted: Preempted | None = None
 
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.spec.scales, version)
-        if version >= REQUEST_IDS_SINCE:
+        if version >= QUEUE_SINCE:
             return super().said_to(version)
-        newer = {"origin": True} | _newer_part("spec", self.spec.lease, LeaseChoice.AUTO)
+        if version >= REQUEST_IDS_SINCE:  # there it stays suspended until a person resumes it
+            return self.model_dump(mode="json", exclude={"preempted"})
+        newer = {"origin": True, "preempted": True} | _newer_part("spec", self.spec.lease, LeaseChoice.AUTO)
         return self.model_dump(mode="json", exclude=newer)
 
 
@@ -489,6 +506,7 @@ class VgpuStatus(Reading):
         BeforeValidator(lambda state: retired.STATES.get(state, state)),
     ]
     reason: Line = ""  # of "failed", and of anything worth a remark
+    preempted: Preempted | None = None  # suspended by the node for a request of higher priority
     owner_uid: int
     spec: KnownSpec
     created_unix_s: float
@@ -597,9 +615,11 @@ class Arrival(Reading):
 
 
 class QueueReading(Reading):
-    """One request that waits. ``position``: from 1. ``kept_gpu``: the GPU that is kept for it."""
+    """One request that waits. ``position``: from 1. ``kept_gpu``: the GPU that is kept for it. ``vgpu_id``: a preempted
+    vGPU, which waits for its GPU, has no request."""
 
     request_id: str
+    vgpu_id: str = ""
     position: int
     owner_uid: int
     spec: KnownSpec

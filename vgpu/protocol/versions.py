@@ -12,8 +12,8 @@ PROTOCOL_VERSION: Final = 6
 3: ``Noted``; ``Create`` carries ``request_id``, ``lifetime``, ``wait`` and ``owner_uid``; ``Await``, ``Confirm``.
 4: ``Create`` carries ``claim`` and ``attach``.
 5: ``Awaits``; a claim has ``pods``.
-6: ``Create`` carries ``queue_ns``, and ``SetGpu`` ``draining``; a specification has ranges, ``Set`` has ``scaling``;
-``Usage``, ``Why``, ``GetQuota``, ``SetQuotas``, ``GetQueue``.
+6: ``Create`` carries ``queue_ns``, ``SetGpu`` ``draining``, and ``Suspend`` ``preempted``; a specification has ranges,
+``Set`` has ``scaling``; ``Usage``, ``Why``, ``GetQuota``, ``SetQuotas``, ``GetQueue``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3
@@ -26,7 +26,7 @@ CLAIMS_SINCE: Final = 4
 PODS_SINCE: Final = 5
 """The first version that has ``Claim.pods``."""
 QUEUE_SINCE: Final = 6
-"""The first version that has ``Create.queue_ns`` and ``SetGpu.draining``."""
+"""The first version that has ``Create.queue_ns``, ``SetGpu.draining`` and ``Suspend.preempted``."""
 USAGE_SINCE: Final = 6
 """The first version that has ``Usage`` and ``Why``."""
 RANGES_SINCE: Final = 6

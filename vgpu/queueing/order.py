@@ -78,17 +78,21 @@ def ordered(
     rooms: Mapping[int, Room],
     patience_s: float,
     served_s: Mapping[User, float] | None = None,
+    preempting: Mapping[str, int] | None = None,
 ) -> Order:
     """The order at ``now_s``. ``held``: what each user has, in GPUs of the scarcer resource. ``rooms``: by GPU that
-    serves. ``served_s``: when each user's last request left the queue with its vGPU."""
+    serves. ``served_s``: when each user's last request left the queue with its vGPU. ``preempting``: by request, the
+    GPU on which vGPUs were suspended for it. That request goes before all others, and the GPU is kept for it."""
     requests = sorted(waiting, key=lambda one: (one.since_s, one.request_id))
-    first = _overdue(now_s, requests, patience_s)
+    room_for = {name: gpu for name, gpu in (preempting or {}).items() if gpu in rooms}
+    makers = [one for one in requests if one.request_id in room_for]
+    first = makers + _overdue(now_s, [one for one in requests if one.request_id not in room_for], patience_s)
     chosen = {one.request_id for one in first}
     rest = _fair([one for one in requests if one.request_id not in chosen], first, held, served_s or {})
     kept: dict[int, str] = {}
     candidates = []
     for request in first:
-        gpu = _to_keep(request, rooms, kept)
+        gpu = room_for.get(request.request_id, _to_keep(request, rooms, kept))
         if gpu is not None:
             kept[gpu] = request.request_id
         # It takes any other GPU as well, if one has room earlier.

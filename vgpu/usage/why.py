@@ -78,6 +78,9 @@ def _stopped(facts: Facts) -> Finding | None:
         case "restarting":
             text = f"The GPU Server of {facts.here} does not answer, and its programs wait: {vgpu.reason}."
             return Finding(cause=Cause.RESTARTING, text=text, command=f"vgpuctl logs gpu {facts.gpu.index}")
+        case "suspended" if vgpu.preempted is not None:
+            text = f"It was {vgpu.preempted.reason}. Its programs stand still until then."
+            return Finding(cause=Cause.SUSPENDED, text=text, command="vgpuctl queue")
         case "suspended":
             text = f"A user suspended it: its programs stand still. {promise}."
             return Finding(cause=Cause.SUSPENDED, text=text, command=f"vgpuctl resume {name}")

@@ -303,7 +303,7 @@ class Control:
 
     async def _suspend(self, suspend: Suspend, asker: Asker) -> VgpuStatus:
         vgpu = self._owned(suspend.vgpu, asker.uid)
-        await self._suspension.suspend(vgpu)
+        await self._suspension.suspend(vgpu, suspend.preempted)
         return self._reading(vgpu)
 
     async def _resume(self, resume: Resume, asker: Asker) -> VgpuStatus:

@@ -183,6 +183,7 @@ class Migration:
             excess_bytes=vgpu.excess_bytes,
             trial=trial,
             origin=asdict(vgpu.origin),
+            preempted=vgpu.preempted,
         )
 
     async def _ask(self, to: int, request: MigrateIn) -> None:
@@ -247,6 +248,7 @@ class Migration:
         # What the other GPU owes it, or it owes there, is no matter of this one.
         book = None if arriving.book is None else replace(_BOOK.validate_python(arriving.book), lag_ns=0)
         vgpu = state.enlist(record, book, passage=passage, quiesced=arriving.goes_on or arriving.suspended)
+        vgpu.preempted = arriving.preempted
         if arriving.origin is not None:
             vgpu.origin = TypeAdapter(Origin).validate_python(arriving.origin).confirm()
         state.apply_shares()

@@ -32,6 +32,7 @@ from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
+from vgpu.queueing.preempted import Preempted
 from vgpu.share import Mode
 from vgpu.units import counted, format_bytes, format_duration
 
@@ -49,20 +50,36 @@ class Suspension:
         self._brokers = brokers
         self._memory = memory
 
-    async def suspend(self, vgpu: Vgpu) -> None:
-        """Errors: ``mode`` (spatial), ``in-use`` for programs of several vGPUs, ``unavailable`` with the driver's
-        reason; the vGPU goes on then."""
+    async def suspend(self, vgpu: Vgpu, preempted: Preempted | None = None) -> None:
+        """``preempted``: for that request, until the node resumes it. Errors: ``mode`` (spatial), ``in-use`` for
+        programs of several vGPUs, ``unavailable`` with the driver's reason; the vGPU goes on then."""
         state, vgpu_id = self._state, vgpu.record.vgpu_id
         async with vgpu.lifecycle_lock:
             self.check(vgpu)
             if vgpu.record.suspended:
+                await self._keep_suspended(vgpu, preempted)
                 return
-            await self._quiesce_for_good(vgpu)
+            vgpu.preempted = preempted  # the journal has it before the programs stop
+            try:
+                await self._quiesce_for_good(vgpu)
+            except BaseException:
+                vgpu.preempted = None
+                raise
             if not vgpu.removed.is_set():
                 vgpu.passage = vgpu.passage.given_up()
                 state.registry.suspend(vgpu_id)  # others may have its place from now on
                 state.apply_shares()
                 await state.persist()
+                if preempted is not None:
+                    text = f"{vgpu_id} {preempted.reason}"
+                    state.record_event(EventType.PREEMPTED, vgpu, text, by_uid=preempted.by_uid)
+
+    async def _keep_suspended(self, vgpu: Vgpu, preempted: Preempted | None) -> None:
+        """A person suspends a preempted vGPU: the node does not resume it any more. A vGPU that a person has suspended
+        is not the node's to resume."""
+        if preempted is None and vgpu.preempted is not None:
+            vgpu.preempted = None
+            await self._state.persist()
 
     async def _quiesce_for_good(self, vgpu: Vgpu) -> None:
         """As ``quiesce``. An idle-suspended vGPU does not come back by itself any more, and no program is let in."""
@@ -237,7 +254,7 @@ class Suspension:
         if vgpu.removed.is_set():
             return
         vgpu.passage = vgpu.passage.brought_back()
-        vgpu.idle_suspended, vgpu.lends_memory = (), False
+        vgpu.idle_suspended, vgpu.lends_memory, vgpu.preempted = (), False, None
         vgpu.stand_still(False)
         await self._publish(vgpu)
         if not vgpu.removed.is_set() and not vgpu.swapped_out:

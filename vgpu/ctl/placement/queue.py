@@ -49,7 +49,7 @@ def print_queue(waiting: Sequence[QueueReading]) -> None:
         (
             str(one.position),
             user_name(one.owner_uid),
-            one.spec.name or "",
+            one.spec.name or one.vgpu_id,
             as_options(one.spec.model_dump(exclude_defaults=True)),
             format_duration(max(0, int(now - one.since_unix_s)) * 10**9),
             one.reason,

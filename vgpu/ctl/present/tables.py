@@ -76,6 +76,7 @@ _STYLES: Final = {
     "removing": "dim",
     "idle": "dim",
     "suspended": "yellow",
+    "preempted": "yellow",
     "idle-suspended": "dim",
     "moving": "yellow",
     "swapped": "yellow",
@@ -192,6 +193,8 @@ def gpu_label(index: int, simulated: bool) -> str:
 
 
 def shown_state(vgpu: VgpuStatus) -> str:
+    if vgpu.preempted is not None and vgpu.state == "suspended":
+        return "preempted"
     return "at limit" if vgpu.throttled else vgpu.state
 
 

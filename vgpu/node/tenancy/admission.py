@@ -89,6 +89,8 @@ class Admission:
             PlaceKeeper(queue.database),
             quotas,
             self._admit_waiting,
+            self._allow_waiting,
+            forwarder,
             placement=placement,
             rules=queue.rules,
         )
@@ -210,6 +212,16 @@ class Admission:
             entry.allowance = allowance
             found = self._within_quota(found, entry.request, entry.spec, allowance, snapshot)
             return await self._first_that_admits(found, snapshot, entry.request, entry.owner_uid, entry.asker)
+
+    async def _allow_waiting(self, entry: Entry, gpus: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of ``gpus`` on which a request of the queue is within its quota."""
+        allowance = await self._quotas.allowance(entry.owner_uid)
+        snapshot = await self._survey.snapshot()
+        found = [gpu for gpu in snapshot.gpus if gpu.index in gpus]
+        try:
+            return tuple(gpu.index for gpu in self._within_quota(found, entry.request, entry.spec, allowance, snapshot))
+        except VgpuError:
+            return ()
 
     async def _admit(self, request: Create, allowance: Allowance, owner_uid: int, asker: Process) -> Creation:
         snapshot = await self._survey.snapshot()

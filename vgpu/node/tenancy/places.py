@@ -36,6 +36,16 @@ class PlaceKeeper:
         """Since when the request waits."""
         return self._kept.get(place, otherwise)
 
+    @property
+    def remembers(self) -> bool:
+        """The clients of the node's predecessor may still come back."""
+        return trio.current_time() < self._forgets_at
+
+    @property
+    def expected(self) -> set[Place]:
+        """The requests whose clients have not come back yet, and may."""
+        return self._kept.keys() - self._seen if self.remembers else set()
+
     async def read(self) -> None:
         try:
             rows = await self._database.read(
@@ -50,7 +60,7 @@ class PlaceKeeper:
     async def keep(self, now: Mapping[Place, float]) -> None:
         """Write the places of those that wait, and remove those of requests that left, or did not come back."""
         wanted = dict(now)
-        if trio.current_time() < self._forgets_at:
+        if self.remembers:
             self._seen |= now.keys()
             left = self._seen - now.keys()
             wanted = {place: since for place, since in self._kept.items() if place not in left} | wanted

@@ -3,6 +3,8 @@
 A request waits for as long as its client's link is there. The node's database has the time since when it waits. So a
 client that comes back after a restart of the node has its old place. Whatever the database says, only a client that is
 there has a place in the queue.
+
+A preempted vGPU waits in the queue, too: for room on its GPU (``vgpu.node.tenancy.preemption``).
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.node.creation import Creation
 from vgpu.node.feed import EventFeed
+from vgpu.node.forwarding import Forwarder
 from vgpu.node.routing import find_gpu
 from vgpu.node.survey import StatusCollector
 from vgpu.node.tenancy.places import Place, PlaceKeeper
+from vgpu.node.tenancy.preemption import PRIORITIES, Preemption, preempted
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.placement.box import left, ranked, request
 from vgpu.protocol.messages import (
@@ -34,8 +38,10 @@ from vgpu.protocol.messages import (
     QueueList,
     QueueReading,
     Snapshot,
+    VgpuStatus,
 )
 from vgpu.queueing.order import Candidate, Order, Room, User, Waiting, ordered
+from vgpu.queueing.preempted import Preempted
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.checks import NOTHING
 from vgpu.quotas.quota import Allowance
@@ -108,6 +114,8 @@ class Entry:
 
 Admit: TypeAlias = Callable[[Entry, tuple[int, ...]], Awaitable[Creation]]
 """Admits the request on the first of these GPUs that takes it."""
+Allow: TypeAlias = Callable[[Entry, tuple[int, ...]], Awaitable[tuple[int, ...]]]
+"""Those of these GPUs on which the request is within its quota."""
 
 
 class Queue:
@@ -120,6 +128,8 @@ class Queue:
         places: PlaceKeeper,
         quotas: NodeQuotas,
         admit: Admit,
+        allow: Allow,
+        forwarder: Forwarder,
         *,
         placement: str,
         rules: QueueRules = DEFAULT_RULES,
@@ -130,6 +140,7 @@ class Queue:
         self._places = places
         self._quotas = quotas
         self._admit = admit
+        self._allow = allow
         self._placement = placement
         self._entries: dict[Place, Entry] = {}
         self._order = Order()
@@ -139,6 +150,9 @@ class Queue:
         """The quotas by which the requests were judged last."""
         self._judge_at = 0.0
         self._sending, self._receiving = trio.open_memory_channel[EventReading](1)
+        self._preemption = Preemption(survey, forwarder, self._wake)
+        self._returning: dict[str, VgpuStatus] = {}
+        """The preempted vGPUs of the last attempt."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -185,10 +199,12 @@ class Queue:
     def list(self) -> QueueList:
         """The requests in the order in which they are tried."""
         by_id = {entry.key: entry for entry in self._entries.values()}
-        found = [candidate for candidate in self._order.candidates if candidate.request.request_id in by_id]
-        return QueueList(
-            waiting=tuple(
-                QueueReading(
+        found: list[QueueReading] = []
+        for candidate in self._order.candidates:
+            key, number = candidate.request.request_id, len(found) + 1
+            if key in by_id:
+                entry = by_id[key]
+                reading = QueueReading(
                     request_id=entry.request.request_id,
                     position=number,
                     owner_uid=entry.owner_uid,
@@ -198,10 +214,26 @@ class Queue:
                     kept_gpu=candidate.kept,
                     reason=entry.reason,
                 )
-                for number, candidate in enumerate(found, 1)
-                for entry in [by_id[candidate.request.request_id]]
-            )
-        )
+                found.append(reading)
+            elif key in self._returning:
+                vgpu = self._returning[key]
+                reading = QueueReading(
+                    request_id="",
+                    vgpu_id=key,
+                    position=number,
+                    owner_uid=vgpu.owner_uid,
+                    spec=vgpu.spec,
+                    gpu=str(vgpu.gpu_index),
+                    since_unix_s=candidate.request.since_s,
+                    kept_gpu=candidate.kept,
+                    reason=self._preemption.reasons.get(key, "it was preempted"),
+                )
+                found.append(reading)
+        return QueueList(waiting=tuple(found))
+
+    def check_resume(self, vgpu: VgpuStatus) -> None:
+        """``VgpuError`` (no-room): a preempted vGPU may not have its GPU yet."""
+        self._preemption.refuse_early(vgpu, self.kept)
 
     # --- the task
 
@@ -210,21 +242,28 @@ class Queue:
         for entry in self._entries.values():  # they came before the database was read
             entry.since_unix_s = self._places.since(entry.place, entry.since_unix_s)
         self._feed.add(self._sending)
-        while True:
-            with trio.move_on_after(EVERY_S if self._entries else math.inf):
-                await self._receiving.receive()
-                await trio.sleep(SETTLE_S)
-            try:
-                await self._place()
-            except VgpuError as error:
-                log.warning("the queue waits", reason=error.message)
-            await self._places.keep({place: entry.since_unix_s for place, entry in self._entries.items()})
+        async with trio.open_nursery() as nursery:
+            while True:
+                with trio.move_on_after(EVERY_S if self._is_needed else math.inf):
+                    await self._receiving.receive()
+                    await trio.sleep(SETTLE_S)
+                try:
+                    await self._place(nursery)
+                    await self._preempt(nursery)
+                except VgpuError as error:
+                    log.warning("the queue waits", reason=error.message)
+                await self._places.keep({place: entry.since_unix_s for place, entry in self._entries.items()})
+
+    @property
+    def _is_needed(self) -> bool:
+        """Something waits, or may do: at its start the node does not know yet which vGPUs are preempted."""
+        return bool(self._entries or self._returning) or self._places.remembers
 
     def _wake(self) -> None:
         with suppress(trio.WouldBlock):
             self._sending.send_nowait(_WAKE)
 
-    async def _place(self) -> None:
+    async def _place(self, nursery: trio.Nursery) -> None:
         """Try every request once, in their order. After each success the order is made anew."""
         await self._judge()
         failed: dict[tuple[object, ...], str] = {}
@@ -235,6 +274,9 @@ class Queue:
             self._order = self._ordered(snapshot, entries)
             for candidate in self._order.candidates:
                 await trio.lowlevel.checkpoint()  # a long queue does not hold up the node's other tasks
+                if (vgpu := self._returning.get(candidate.request.request_id)) is not None:
+                    self._bring_back(vgpu, candidate, snapshot, nursery)
+                    continue
                 entry = entries[candidate.request.request_id]
                 if entry.left or entry.done.is_set():
                     continue
@@ -307,8 +349,48 @@ class Queue:
         entry.end(creation)
         return True
 
+    def _bring_back(self, vgpu: VgpuStatus, candidate: Candidate, snapshot: Snapshot, nursery: trio.Nursery) -> None:
+        """Begin to resume a preempted vGPU, if its GPU has room. The move of its memory holds up no other request."""
+        gpu = next((gpu for gpu in _open(snapshot) if gpu.index == vgpu.gpu_index), None)
+        assert vgpu.preempted is not None
+        if self._is_expected(vgpu.preempted.key):
+            self._preemption.reasons[vgpu.vgpu_id] = "the node waits for the request for which it was preempted"
+        elif self._preemption.begins_to_resume(vgpu, gpu, open_to=bool(candidate.gpus)):
+            nursery.start_soon(self._preemption.resume, vgpu, self.rules.preempt_after_ns / 1e9)
+
+    def _is_expected(self, key: str) -> bool:
+        """After a restart of the node, the client of that request may come back."""
+        return any(f"{uid}/{request_id}" == key for request_id, uid in self._places.expected)
+
+    async def _preempt(self, nursery: trio.Nursery) -> None:
+        """Begin to suspend vGPUs for the first request that has waited for long enough, and gets room by that."""
+        if self.rules.preempt == "off" or self._preemption.in_progress is not None or not self._entries:
+            return
+        acts, after_s = self._preemption.acts, self.rules.preempt_after_ns / 1e9
+        snapshot = await self._survey.snapshot()
+        entries = {entry.key: entry for entry in self._entries.values() if not entry.done.is_set()}
+        for candidate in self._ordered(snapshot, entries).candidates:
+            entry = entries.get(candidate.request.request_id)
+            if entry is None or entry.left or entry.blocked or time.time() - entry.since_unix_s < after_s:
+                continue
+            usable = [gpu for gpu in _open(snapshot) if gpu.index in candidate.gpus]
+            if self._preemption.plan(entry.spec, usable, snapshot) is None:
+                continue
+            allowed = await self._allow(entry, tuple(gpu.index for gpu in usable))
+            plan = self._preemption.plan(entry.spec, [gpu for gpu in usable if gpu.index in allowed], snapshot)
+            if plan is None or entry.left or entry.done.is_set():
+                continue
+            if acts == self._preemption.acts:
+                mark = Preempted(entry.owner_uid, entry.request.request_id, entry.spec.priority, time.time())
+                self._preemption.in_progress = entry.key, plan.gpu
+                nursery.start_soon(self._preemption.suspend, plan, entry.key, mark, after_s)
+                self._order = self._ordered(snapshot, entries)  # the GPU is kept from now on
+            return
+
     def _ordered(self, snapshot: Snapshot, entries: Mapping[str, Entry]) -> Order:
         serving = _open(snapshot)
+        self._returning = {vgpu.vgpu_id: vgpu for vgpu in preempted(snapshot)}
+        weights = {entry.owner_uid: entry.allowance.quota.weight or 1.0 for entry in entries.values()}
         waiting = [
             Waiting(
                 key,
@@ -316,11 +398,18 @@ class Queue:
                 entry.since_unix_s,
                 sizes(entry.spec, _wanted(entry.request, serving)),
                 entry.allowance.quota.weight or 1.0,
-                _PRIORITIES.get(entry.spec.priority, 1),
+                PRIORITIES[entry.spec.priority],
                 bool(entry.blocked),
             )
             for key, entry in entries.items()
         ]
+        for vgpu_id, vgpu in self._returning.items():
+            user, weight = self._quotas.source(vgpu.owner_uid), weights.get(vgpu.owner_uid, 1.0)
+            own = [gpu for gpu in serving if gpu.index == vgpu.gpu_index]
+            since_s = vgpu.created_unix_s if vgpu.preempted is None else vgpu.preempted.since_unix_s
+            waiting.append(
+                Waiting(vgpu_id, user, since_s, sizes(vgpu.spec, own), weight, PRIORITIES[vgpu.spec.priority])
+            )
         return ordered(
             time.time(),
             waiting,
@@ -328,6 +417,9 @@ class Queue:
             {gpu.index: _room(gpu) for gpu in serving},
             self.rules.patience_ns / 1e9,
             self._served_s,
+            self._preemption.kept(
+                snapshot, {key: entry.spec for key, entry in entries.items() if not (entry.left or entry.blocked)}
+            ),
         )
 
     def _held(self, snapshot: Snapshot) -> dict[User, float]:
@@ -335,6 +427,8 @@ class Queue:
         memory = {gpu.index: gpu.total_memory_bytes for gpu in snapshot.gpus}
         found: dict[User, float] = {}
         for vgpu in snapshot.vgpus:
+            if vgpu.vgpu_id in self._returning:
+                continue
             user = self._quotas.source(vgpu.owner_uid)
             total = memory.get(vgpu.gpu_index, 0) or 1
             found[user] = found.get(user, 0.0) + _part(vgpu.spec, total)
@@ -390,7 +484,6 @@ class Queue:
 
 _BEHIND: Final = "it has not been tried yet"
 _WAKE: Final = EventReading(at_unix_s=0.0, kind="queue", gpu_index=0, text="")
-_PRIORITIES: Final = {"low": 0, "normal": 1, "high": 2}
 
 
 def _open(snapshot: Snapshot) -> list[GpuStatus]:
