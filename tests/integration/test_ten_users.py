@@ -2,9 +2,9 @@
 killed at any moment.
 
 A model minute lasts ``MINUTE_S`` seconds. Each user has as many requests in the queue as it may have, all the time, so
-that the demand is twice what there is. Fairness is measured as the GPU-time that each user has got, by root's snapshots.
-On a quiet machine users alike differ by less than 10 % from their mean. A busy machine gives fewer vGPUs in an hour, and
-20 vGPUs of a user are few: there it was 20 %. So this test refuses starvation, half as much again or as little. That
+that the demand is twice what there is. Fairness is measured as the GPU-time of each user, by root's snapshots.
+On a quiet machine users alike differ by less than 10 % from their mean. On a busy machine it was
+20 %, with about 20 vGPUs of each user. So this test refuses starvation, half as much again or as little. That
 waits are fair within 10 % is held in model time (tests/queueing/test_order.py).
 """
 
