@@ -21,8 +21,9 @@ from vgpu.limits import Limits
 from vgpu.node.creation import Creation
 from vgpu.node.sources import Owners
 from vgpu.node.tenancy.admission import Admission
+from vgpu.node.tenancy.entry import Entry
 from vgpu.node.tenancy.places import PlaceKeeper
-from vgpu.node.tenancy.queue import NO_ROOM, Entry, Queue
+from vgpu.node.tenancy.queue import NO_ROOM, Queue
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.protocol.messages import Create, GpuStatus, Snapshot, VgpuStatus
 from vgpu.queueing.rules import QueueRules

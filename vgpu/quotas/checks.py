@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.quotas.quota import QUOTA_FIELDS, Allowance, Quota
+from vgpu.quotas.quota import OF_ONE_REQUEST, Allowance, Quota
 from vgpu.spec import VgpuSpec
 from vgpu.units import counted, format_bytes, format_duration
 
@@ -121,9 +122,8 @@ def check(
 ) -> None:
     """``VgpuError`` (quota): the vGPU does not fit the user's quota, or that of its claim's kind. ``held``: what the
     user has without this vGPU; ``claim``: kind, quota, and what all vGPUs of that kind have."""
-    quota, new = allowance.quota, amount(spec, total_memory_bytes)
-    for name in sorted(name for name in QUOTA_FIELDS if getattr(quota, name) is not None):
-        part = Quota.model_construct({name}, **{name: getattr(quota, name)})
+    new = amount(spec, total_memory_bytes)
+    for name, part in _parts(allowance.quota):
         section = allowance.sections.get(name, "everyone")
         check_one(spec, total_memory_bytes, part, section)
         check_together(new, held, part, section, allowance.user.shown)
@@ -132,6 +132,13 @@ def check(
         section = f"claims of kind {kind}"
         check_one(spec, total_memory_bytes, of_claims, section)
         check_together(new, held_by_claims, of_claims, section, f"claims of kind {kind} together")
+
+
+@lru_cache(1024)
+def _parts(quota: Quota) -> tuple[tuple[str, Quota], ...]:
+    """The quota's keys that bound a vGPU, each as a quota of its own."""
+    named = sorted(name for name in OF_ONE_REQUEST if getattr(quota, name) is not None)
+    return tuple((name, Quota.model_construct({name}, **{name: getattr(quota, name)})) for name in named)
 
 
 def over(quota: Quota, vgpus: Sequence[tuple[str, VgpuSpec, Amount, int]]) -> list[str]:

@@ -118,7 +118,7 @@ class Quotas(Quota):
     @model_validator(mode="after")
     def _claims_have_no_idle_limit(self) -> Quotas:
         for kind, quota in self.claim.items():
-            wrong = [name for name in QUOTA_FIELDS if _has(quota, name) and name not in _OF_CLAIMS]
+            wrong = [name for name in QUOTA_FIELDS if _has(quota, name) and name not in OF_ONE_REQUEST]
             if wrong:
                 key = Quota.model_fields[wrong[0]].alias or wrong[0]
                 raise ValueError(f"claim.{kind} has no {key!r}; there are {', '.join(sorted(_KEYS_OF_CLAIMS))}")
@@ -178,10 +178,10 @@ class Quotas(Quota):
 
 
 NO_QUOTAS: Final = Quotas()
-_OF_CLAIMS: Final = frozenset(
+OF_ONE_REQUEST: Final = frozenset(
     {"sm_percent", "memory_bytes", "sm_total_percent", "memory_total_bytes", "vgpus", "ttl_ns"}
 )
-_KEYS_OF_CLAIMS: Final = frozenset(Quota.model_fields[name].alias or name for name in _OF_CLAIMS)
+_KEYS_OF_CLAIMS: Final = frozenset(Quota.model_fields[name].alias or name for name in OF_ONE_REQUEST)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder
 from vgpu.node.routing import candidates, find_gpu
 from vgpu.node.survey import StatusCollector
+from vgpu.node.tenancy.entry import Entry
 from vgpu.node.tenancy.places import PlaceKeeper
-from vgpu.node.tenancy.queue import Entry, Queue
+from vgpu.node.tenancy.queue import Queue
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.placement.box import request as room_for
 from vgpu.placement.box import scarcer

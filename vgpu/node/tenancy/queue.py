@@ -14,23 +14,22 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final, NoReturn, TypeAlias
 
 import trio
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.identity import Process
 from vgpu.loggers import get_logger
 from vgpu.node.creation import Creation
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder
 from vgpu.node.routing import find_gpu
 from vgpu.node.survey import StatusCollector
+from vgpu.node.tenancy.entry import Entry
 from vgpu.node.tenancy.places import Place, PlaceKeeper
 from vgpu.node.tenancy.preemption import PRIORITIES, Preemption, preempted
 from vgpu.node.tenancy.quotas import NodeQuotas
-from vgpu.placement.box import left, ranked, request
+from vgpu.placement.box import left, ranked
 from vgpu.protocol.messages import (
     Create,
     EventReading,
@@ -61,55 +60,6 @@ NO_ROOM: Final = frozenset(
     {ErrorCode.NO_ROOM, ErrorCode.MODE, ErrorCode.QUOTA, ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT}
 )
 """Refusals that may end by themselves."""
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One request that waits. ``creation`` or ``error`` is there when ``done`` is set."""
-
-    request: Create
-    spec: VgpuSpec
-    allowance: Allowance
-    owner_uid: int
-    asker: Process
-    user: User
-    since_unix_s: float
-    done: trio.Event = field(default_factory=trio.Event)
-    creation: Creation | None = None
-    error: VgpuError | None = None
-    left: bool = False
-    reason: str = ""
-    kind: str = ""
-    """Requests of the same kind have room on the same GPUs."""
-    blocked: str = ""
-    """Why its user's quota keeps it out now."""
-    judged: tuple[object, ...] = ()
-    """That by which ``blocked`` was found."""
-
-    def __post_init__(self) -> None:
-        self.kind = self.spec.model_dump_json(exclude={"name", "ttl_ns"})
-
-    @property
-    def place(self) -> Place:
-        return self.request.request_id, self.owner_uid
-
-    @property
-    def key(self) -> str:
-        """Two users may choose the same request id."""
-        return f"{self.owner_uid}/{self.request.request_id}"
-
-    @property
-    def claim(self) -> str:
-        return "" if self.request.claim is None else self.request.claim.kind
-
-    def end(self, creation: Creation | None, error: VgpuError | None = None) -> None:
-        """The first end counts. The GPU Server takes a later creation back."""
-        if self.left or self.done.is_set():
-            if creation is not None:
-                creation.close()
-            return
-        self.creation, self.error = creation, error
-        self.done.set()
 
 
 Admit: TypeAlias = Callable[[Entry, tuple[int, ...]], Awaitable[Creation]]
@@ -272,6 +222,10 @@ class Queue:
             entries = {entry.key: entry for entry in self._entries.values() if not entry.done.is_set()}
             self._block(snapshot, entries.values())
             self._order = self._ordered(snapshot, entries)
+            rooms = {gpu.index: left(gpu) for gpu in snapshot.gpus}
+            gpus = {gpu.index: gpu for gpu in snapshot.gpus}
+            grown = any(vgpu.spec.scales for vgpu in snapshot.vgpus)
+            full: dict[tuple[tuple[int, ...], int | None], str] = {}
             for candidate in self._order.candidates:
                 await trio.lowlevel.checkpoint()  # a long queue does not hold up the node's other tasks
                 if (vgpu := self._returning.get(candidate.request.request_id)) is not None:
@@ -283,6 +237,12 @@ class Queue:
                 if entry.blocked:
                     entry.reason = entry.blocked
                     continue
+                where = candidate.gpus, candidate.kept
+                if candidate.gpus and not grown:  # most requests of a long queue end here, in few steps
+                    asks = [(entry.asks_of(gpus[index]), rooms[index]) for index in candidate.gpus]
+                    if not any(a.time_ppm <= r.time_ppm and a.memory_bytes <= r.memory_bytes for a, r in asks):
+                        full[where] = entry.reason = full.get(where) or self._why(entry, candidate, snapshot)
+                        continue
                 what = entry.kind, candidate.gpus, entry.user if entry.allowance.sections else None
                 if what in failed:  # one like it has found no room just now
                     entry.reason = failed[what]
@@ -303,7 +263,13 @@ class Queue:
         allowances: dict[int, Allowance] = {}
         for entry in list(self._entries.values()):
             uid = entry.owner_uid
-            allowances[uid] = entry.allowance = allowances.get(uid) or await self._quotas.allowance(uid)
+            if uid not in allowances:
+                try:
+                    allowances[uid] = await self._quotas.allowance(uid)
+                except VgpuError as error:  # the name service is slow: the admission asks again for each request
+                    log.warning("the quotas of users that wait are not known", reason=error.message)
+                    return
+            entry.allowance = allowances[uid]
             wanted = _wanted(entry.request, gpus)
             never = self._quotas.refusal(entry.spec, wanted, entry.allowance, entry.claim)
             if never is not None:
@@ -314,14 +280,14 @@ class Queue:
         """Find those that their users' quotas keep out now. What a request was judged by is seldom another."""
         if self._quotas.is_trivial:
             for entry in entries:
-                entry.blocked = ""
+                entry.judged, entry.blocked = (), ""
             return
         by_user, by_claim = self._quotas.held_now(snapshot)
         gpus = [gpu for gpu in snapshot.gpus if gpu.total_memory_bytes]
         cards = tuple(gpu.total_memory_bytes for gpu in gpus)
         for entry in entries:
             held, of_claims = by_user.get(entry.user, NOTHING), by_claim.get(entry.claim, NOTHING)
-            facts = held, of_claims, cards, id(entry.allowance), id(self._quotas.quotas)
+            facts = held, of_claims, cards, entry.allowance, self._quotas.quotas
             if facts != entry.judged:
                 wanted = _wanted(entry.request, gpus)
                 refusal = self._quotas.refusal(entry.spec, wanted, entry.allowance, entry.claim, held, of_claims)
@@ -330,9 +296,9 @@ class Queue:
     async def _try(self, entry: Entry, candidate: Candidate, snapshot: Snapshot) -> bool:
         """Whether the order has changed: the request has its vGPU, or is refused for good."""
         usable = [gpu for gpu in snapshot.gpus if gpu.index in candidate.gpus]
-        ranks = ranked(self._placement, usable, snapshot.vgpus, entry.spec)
         # Where vGPUs have grown beyond their guarantee, the admission may take that back.
         grown = any(vgpu.spec.scales for vgpu in snapshot.vgpus)
+        ranks = ranked(self._placement, usable, snapshot.vgpus, entry.spec)
         best = [rank.gpu.index for rank in ranks if rank.reasons or grown]
         if not best:
             entry.reason = self._why(entry, candidate, snapshot)
@@ -396,7 +362,7 @@ class Queue:
                 key,
                 entry.user,
                 entry.since_unix_s,
-                sizes(entry.spec, _wanted(entry.request, serving)),
+                entry.sizes(_wanted(entry.request, serving)),
                 entry.allowance.quota.weight or 1.0,
                 PRIORITIES[entry.spec.priority],
                 bool(entry.blocked),
@@ -471,7 +437,7 @@ class Queue:
             )
         gpus = [gpu for gpu in snapshot.gpus if gpu.total_memory_bytes]
         wanted = _wanted(entry.request, gpus)
-        if wanted and not sizes(entry.spec, wanted):
+        if wanted and not entry.sizes(wanted):
             largest = max(gpu.total_memory_bytes for gpu in wanted)
             asked = format_bytes(entry.spec.memory_on(largest))
             raise VgpuError(
@@ -499,17 +465,6 @@ def _wanted(asked: Create, gpus: list[GpuStatus]) -> list[GpuStatus]:
         return [find_gpu(asked.gpu, gpus)]
     except VgpuError:
         return []
-
-
-def sizes(spec: VgpuSpec, gpus: list[GpuStatus]) -> dict[int, float]:
-    """By GPU, the part of the scarcer of time and memory that the vGPU takes. A GPU with too little memory is left
-    out."""
-    found = {}
-    for gpu in gpus:
-        asked = request(spec, gpu)
-        if asked.memory_bytes <= gpu.total_memory_bytes:
-            found[gpu.index] = max(asked.time_ppm / PPM, asked.memory_bytes / (gpu.total_memory_bytes or 1))
-    return found
 
 
 def _part(spec: VgpuSpec, total_memory_bytes: int) -> float:
