@@ -14,9 +14,11 @@ from tests.integration.commands import vgpuctl
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, state
 from vgpu.errors import ErrorCode, VgpuError
+from vgpu.integrations.claims import Claim
 from vgpu.protocol.messages import QueueReading, VgpuStatus
 from vgpu.queueing.rules import QueueRules
 from vgpu.quotas.quota import Quotas
+from vgpu.spec import VgpuSpec
 
 RULES = '{"preempt": "suspend", "preempt_after": "1s"}'
 
@@ -142,3 +144,40 @@ def test_what_is_not_lower_is_never_preempted_and_a_person_keeps_the_last_word(n
         assert state(node, low) == "suspended"
         link.resume(low.vgpu_id)
         assert awake(node, low)
+
+
+@pytest.mark.slow
+def test_only_what_is_needed_on_one_gpu_and_never_one_of_a_claim() -> None:
+    with SimulatedNode(2, "temporal", "--queue", RULES) as node:
+        spec = VgpuSpec.parse(sm_percent=90, memory_bytes="1G", priority="low")
+        with node.link() as link:
+            claimed = link.create(spec, gpu="0", claim=Claim("slurm", "7"))
+        first = node.create("1", sm_percent=40, memory_bytes="1G", priority="normal")
+        second = node.create("1", sm_percent=40, memory_bytes="1G", priority="low")
+        high = made_by(create(node, "--sm", "50", "--priority", "high"))
+        assert (state(node, second), awake(node, first), awake(node, claimed)) == ("suspended", True, True)
+        reading = node.reading(high)
+        assert reading is not None
+        assert reading.gpu_index == 1
+        eventually(lambda: waiting(node), "its place in the queue")
+        remove(node, first.vgpu_id)
+        eventually(lambda: awake(node, second), "its return, beside the request's vGPU")
+
+
+@pytest.mark.slow
+def test_a_client_that_leaves_gives_its_room_back(node: SimulatedNode, programs: list[Worker]) -> None:
+    """The node is killed in the middle, and the client with it: no request is left for which the vGPU stands still."""
+    low = node.create(sm_percent=70, memory_bytes="100G", priority="low")
+    programs.append(Worker(node, low, 8 * GIB))
+    asking = create(node, "--sm", "60", "--priority", "high")
+    eventually(lambda: not awake(node, low), "its suspension")
+    node.supervisor.kill()
+    asking.kill()
+    asking.wait()
+    node.supervisor.wait(60)
+    node.start()
+    # If the vGPU of the request was made meanwhile, it goes with its client.
+    eventually(lambda: awake(node, low), "its return", 180)
+    programs[0].goes_on()
+    with node.link() as link:
+        assert [vgpu.vgpu_id for vgpu in link.list()] == [low.vgpu_id]
