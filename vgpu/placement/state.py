@@ -55,11 +55,15 @@ class Request:
         """SMs × time of a GPU."""
         return self.time_ppm * self.sm_mpercent // CARD_MPERCENT
 
+    @cached_property
     def rounded_up(self) -> Request:
         """With its time in whole percent and its memory in 16ths of the next lower power of two, both rounded up."""
         step = 1 << max(0, self.memory_bytes.bit_length() - 5)
         time_ppm = min(PPM, -(-self.time_ppm // _STEP_PPM) * _STEP_PPM)
-        return replace(self, time_ppm=time_ppm, memory_bytes=-(-self.memory_bytes // step) * step)
+        memory_bytes = -(-self.memory_bytes // step) * step
+        if (time_ppm, memory_bytes) == (self.time_ppm, self.memory_bytes):
+            return self
+        return replace(self, time_ppm=time_ppm, memory_bytes=memory_bytes)
 
 
 @dataclass(frozen=True, eq=False)
