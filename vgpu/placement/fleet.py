@@ -14,7 +14,7 @@ from heapq import nlargest
 from typing import Final
 
 from vgpu.placement.mix import Mix
-from vgpu.placement.policies.base import Policy
+from vgpu.placement.policies.base import AllowsAll, Policy
 from vgpu.placement.ranking import NOWHERE, Group, Ranking
 from vgpu.placement.state import Gpu, Kind, Option, Request, Room, given_back
 from vgpu.share import PPM, Mode
@@ -59,10 +59,14 @@ class Fleet:
         self._until_mix = 1
         self._kinds: dict[tuple[str, int, Mode], Kind] = {}
         self._gpus: list[list[Gpu]] = []
+        self._allows = None if isinstance(policy, AllowsAll) else policy.allows
         self._group_of: list[Group] = []
         self._groups: list[Group] = []
         self._by_room: dict[Room, Group] = {}
+        self._present: set[int] = set()
+        """The groups that have nodes."""
         self._came: list[int] = []
+        """Groups, each time when they had nodes again."""
         self._forgotten = 0
         self._rankings: dict[Request, Ranking] = {}
         self._known = 0
@@ -113,7 +117,7 @@ class Fleet:
 
     def offers(self, asked: Request, most: int = 10) -> list[Offer]:
         """The best nodes for a request, with the reasons. Nothing is placed, and the mix does not change."""
-        found = ((*self._best(group.room, asked), group) for group in self._present())
+        found = ((*self._best(group.room, asked), group) for group in self._used())
         able = [(rank, option, group) for rank, option, group in found if option is not None]
         best = nlargest(most, able, key=lambda one: (one[0], -one[2].nodes[0]))
         offers = [
@@ -125,7 +129,7 @@ class Fleet:
 
     def why(self, asked: Request) -> str:
         """Why no node takes the request."""
-        rooms = [group.room for group in self._present()]
+        rooms = [group.room for group in self._used()]
         if any(room.takes(asked) for room in rooms):
             return f"{self.policy.name} allows none of the GPUs that have room"
         rooms = [room for room in rooms if not asked.models or room.kind.model in asked.models]
@@ -154,7 +158,7 @@ class Fleet:
 
     def _best(self, room: Room, asked: Request) -> tuple[float, Option | None]:
         best, found = NOWHERE, None
-        for option in room.options(asked, self.policy.allows):
+        for option in room.options(asked, self._allows):
             rank = self.policy.rank(option, self.mix)
             if rank > best:
                 best, found = rank, option
@@ -165,23 +169,23 @@ class Fleet:
         if self._known > MOST_KNOWN:
             self._forget()
         ranking = self._rankings.pop(asked, None) or Ranking()
+        came = self._present
+        if ranking.seen >= self._forgotten:
+            came = came.intersection(self._came[ranking.seen - self._forgotten :])
         groups, known = self._groups, ranking.known
-        came = range(len(groups)) if ranking.seen < self._forgotten else self._came[ranking.seen - self._forgotten :]
-        for number in set(came) - ranking.queued:
-            group = groups[number]
-            if group.nodes:
-                rank = known.get(number)
-                if rank is None:
-                    rank = known[number] = self._best(group.room, asked)[0]
-                    self._known += 1
-                ranking.add(number, rank)
+        for number in came - ranking.queued:
+            rank = known.get(number)
+            if rank is None:
+                rank = known[number] = self._best(groups[number].room, asked)[0]
+                self._known += 1
+            ranking.add(number, rank)
         ranking.seen = self._forgotten + len(self._came)
         self._rankings[asked] = ranking  # the last one again
         if len(self._rankings) > MOST_RANKINGS:
             del self._rankings[next(iter(self._rankings))]
         return ranking
 
-    def _present(self) -> Iterator[Group]:
+    def _used(self) -> Iterator[Group]:
         return (group for group in self._groups if group.nodes)
 
     # --- what changes
@@ -215,6 +219,7 @@ class Fleet:
             self._groups.append(group)
             self._known += 1
         if not group.nodes:
+            self._present.add(group.number)
             self._came.append(group.number)
             if len(self._came) > MOST_CHANGES:
                 self._forgotten += len(self._came)
@@ -223,18 +228,21 @@ class Fleet:
         return group
 
     def _move(self, node: int, room: Room) -> None:
-        nodes = self._group_of[node].nodes
-        del nodes[bisect_left(nodes, node)]
+        group = self._group_of[node]
+        del group.nodes[bisect_left(group.nodes, node)]
+        if not group.nodes:
+            self._present.remove(group.number)
         self._group_of[node] = self._join(node, room)
 
     def _forget(self) -> None:
         """Forget the rooms that no node has, and their ranks."""
-        self._groups = list(self._present())
+        self._groups = list(self._used())
         for ranking in self._rankings.values():
             ranking.keep(self._groups)
         for number, group in enumerate(self._groups):
             group.number = number
         self._by_room = {group.room: group for group in self._groups}
+        self._present = set(range(len(self._groups)))
         self._forgotten += len(self._came) + 1
         self._came.clear()
         self._known = 0

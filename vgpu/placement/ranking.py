@@ -1,7 +1,7 @@
 """The groups of a fleet in the order of their ranks for one request.
 
-A room's rank never changes while the mix is the same. So a ranking keeps the groups by rank, whether nodes have that room
-or not. It drops a group without nodes only when that group would be the best one.
+A room's rank never changes while the mix is the same. So a ranking keeps the groups by rank, with and without nodes. It
+drops a group without nodes only when that group would be the best one.
 """
 
 from __future__ import annotations
