@@ -59,7 +59,7 @@ class Fleet:
         self._until_mix = 1
         self._kinds: dict[tuple[str, int, Mode], Kind] = {}
         self._gpus: list[list[Gpu]] = []
-        self._allows = None if type(policy).allows is AllowsAll.allows else policy.allows
+        self._allows = None if getattr(type(policy), "allows", None) is AllowsAll.allows else policy.allows
         self._group_of: list[Group] = []
         self._groups: list[Group] = []
         self._by_room: dict[Room, Group] = {}
