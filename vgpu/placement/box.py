@@ -36,7 +36,7 @@ def ranked(policy: str, gpus: Sequence[GpuStatus], vgpus: Sequence[VgpuStatus], 
     for gpu in gpus:
         asked = request(spec, gpu)
         room = Room(Kind(gpu.name, gpu.total_memory_bytes), (left(gpu),))
-        option = next(room.options(asked, rule.allows), None)
+        option = next(iter(room.options(asked, rule.allows)), None)
         mix = Mix([*(promised(vgpu, gpu) for vgpu in vgpus), asked] if rule.uses_mix else ())
         found.append(Rank(gpu, {} if option is None else rule.parts(option, mix)))
     found.sort(key=lambda rank: (not rank.reasons, -rank.value, -scarcer(rank.gpu), rank.gpu.index))

@@ -1,24 +1,24 @@
 """Many nodes. Nodes with the same room left are one group, so that a decision costs as much as there are groups.
 
-For each different request the fleet keeps the rank of each group. A placement changes two groups. A request that comes
-again ranks only what has changed since. Requests of nearly the same size share a ranking.
+For each different request the fleet keeps a ranking of the groups. A placement changes two groups. A request that comes
+again ranks only the rooms that are new since. Requests of nearly the same size share a ranking.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from heapq import nlargest
 from typing import Final
 
 from vgpu.placement.mix import Mix
-from vgpu.placement.policies.base import Policy
+from vgpu.placement.policies.base import AllowsAll, Policy
+from vgpu.placement.ranking import NOWHERE, Group, Ranking
 from vgpu.placement.state import Gpu, Kind, Option, Request, Room, given_back
 from vgpu.share import PPM, Mode
 
-NOWHERE: Final = float("-inf")
 REMEMBERED: Final = 16_384
 """Requests of late, which make the mix."""
 ANOTHER_MIX: Final = 0.05
@@ -26,7 +26,7 @@ ANOTHER_MIX: Final = 0.05
 MOST_RANKINGS: Final = 1024
 MOST_CHANGES: Final = 1_000_000
 MOST_KNOWN: Final = 2_000_000
-"""Ranks of rooms, over all rankings."""
+"""New rooms, and their ranks in all rankings, until the fleet forgets the rooms that no node has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,27 +48,6 @@ class Offer:
     reasons: Mapping[str, float]
 
 
-@dataclass(slots=True)
-class _Group:
-    room: Room
-    number: int
-    """Of the room; the same room has it again when it comes back."""
-    nodes: list[int]
-    """Sorted; the first one is taken."""
-
-
-@dataclass(slots=True)
-class _Ranking:
-    """The ranks of the groups for one request."""
-
-    seen: int = 0
-    """How many of the changes it has followed."""
-    ranks: list[float] = field(default_factory=list)
-    """By the group's slot."""
-    known: dict[int, float] = field(default_factory=dict)
-    """By the room's number."""
-
-
 class Fleet:
     """The nodes and their placements. ``mix``: fixed; None: it follows the requests."""
 
@@ -80,14 +59,16 @@ class Fleet:
         self._until_mix = 1
         self._kinds: dict[tuple[str, int, Mode], Kind] = {}
         self._gpus: list[list[Gpu]] = []
-        self._slot_of: list[int] = []
-        self._groups: list[_Group | None] = []
-        self._slots: dict[Room, int] = {}
-        self._free_slots: list[int] = []
-        self._numbers: dict[Room, int] = {}
-        self._changes: list[int] = []
+        self._allows = None if getattr(type(policy), "allows", None) is AllowsAll.allows else policy.allows
+        self._group_of: list[Group] = []
+        self._groups: list[Group] = []
+        self._by_room: dict[Room, Group] = {}
+        self._present: set[int] = set()
+        """The groups that have nodes."""
+        self._came: list[int] = []
+        """Groups, each time when they had nodes again."""
         self._forgotten = 0
-        self._rankings: dict[Request, _Ranking] = {}
+        self._rankings: dict[Request, Ranking] = {}
         self._known = 0
         self._live: set[int] = set()
         self._serial = 0
@@ -99,20 +80,21 @@ class Fleet:
         kind = room.kind
         kind = self._kinds.setdefault((kind.model, kind.memory_bytes, kind.mode), kind)
         self._gpus.append(list(room.gpus))
-        self._slot_of.append(0)
-        self._join(len(self._gpus) - 1, room._replace(kind=kind, gpus=tuple(sorted(room.gpus))))
-        return len(self._gpus) - 1
+        node = len(self._group_of)
+        self._group_of.append(self._join(node, room._replace(kind=kind, gpus=tuple(sorted(room.gpus)))))
+        return node
 
     def room(self, node: int) -> Room:
         """What the node has left."""
-        return self._at(self._slot_of[node]).room
+        return self._group_of[node].room
 
     def place(self, asked: Request, *, node: int | None = None, again: bool = False) -> Placement | None:
         """Place the request, on ``node`` if that is given. None: no node has room, or the policy allows none; ``why``
         says which. ``again``: it was asked before, so the mix has it already."""
         if not again:
             self._remember(asked)
-        option, group = self._chosen(asked) if node is None else self._on(node, asked)
+        group = self._chosen(asked) if node is None else self._group_of[node]
+        option = None if group is None else self._best(group.room, asked)[1]
         if option is None or group is None:
             return None
         node = group.nodes[0] if node is None else node
@@ -135,8 +117,8 @@ class Fleet:
 
     def offers(self, asked: Request, most: int = 10) -> list[Offer]:
         """The best nodes for a request, with the reasons. Nothing is placed, and the mix does not change."""
-        found = ((option, group) for group in self._groups if group for option in [self._best(group.room, asked)])
-        able = [(self.policy.rank(option, self.mix), option, group) for option, group in found if option is not None]
+        found = ((*self._best(group.room, asked), group) for group in self._used())
+        able = [(rank, option, group) for rank, option, group in found if option is not None]
         best = nlargest(most, able, key=lambda one: (one[0], -one[2].nodes[0]))
         offers = [
             Offer(node, rank, self.policy.parts(option, self.mix))
@@ -147,7 +129,7 @@ class Fleet:
 
     def why(self, asked: Request) -> str:
         """Why no node takes the request."""
-        rooms = [group.room for group in self._groups if group is not None]
+        rooms = [group.room for group in self._used()]
         if any(room.takes(asked) for room in rooms):
             return f"{self.policy.name} allows none of the GPUs that have room"
         rooms = [room for room in rooms if not asked.models or room.kind.model in asked.models]
@@ -168,65 +150,43 @@ class Fleet:
 
     # --- which group
 
-    def _chosen(self, asked: Request) -> tuple[Option | None, _Group | None]:
-        for size in dict.fromkeys((asked.rounded_up(), asked)):  # what is rounded up may not fit where the request does
-            ranks = self._ranking(size).ranks
-            best = max(ranks, default=NOWHERE)
-            if best > NOWHERE:
-                slot = ranks.index(best)
-                if ranks.count(best) > 1:  # the lowest node among equals
-                    slot = min((at for at, each in enumerate(ranks) if each == best), key=self._first)
-                group = self._at(slot)
-                return self._best(group.room, asked), group
-        return None, None
+    def _chosen(self, asked: Request) -> Group | None:
+        best = self._ranking(asked.rounded_up).best(self._groups)
+        if best is None and asked.rounded_up != asked:  # what is rounded up may not fit where the request does
+            best = self._ranking(asked).best(self._groups)
+        return best
 
-    def _on(self, node: int, asked: Request) -> tuple[Option | None, _Group | None]:
-        group = self._at(self._slot_of[node])
-        return self._best(group.room, asked), group
-
-    def _best(self, room: Room, asked: Request) -> Option | None:
+    def _best(self, room: Room, asked: Request) -> tuple[float, Option | None]:
         best, found = NOWHERE, None
-        for option in room.options(asked, self.policy.allows):
+        for option in room.options(asked, self._allows):
             rank = self.policy.rank(option, self.mix)
             if rank > best:
                 best, found = rank, option
-        return found
+        return best, found
 
-    def _ranking(self, asked: Request) -> _Ranking:
-        """With the changes since it was asked for last."""
-        ranking = self._rankings.pop(asked, None)
-        if ranking is None or ranking.seen < self._forgotten:
-            ranking, changed = _Ranking(), set(range(len(self._groups)))
-        else:
-            changed = set(self._changes[ranking.seen - self._forgotten :])
-        ranking.ranks += [NOWHERE] * (len(self._groups) - len(ranking.ranks))
-        ranks, known = ranking.ranks, ranking.known
-        for slot in changed:
-            group = self._groups[slot]
-            if group is None:
-                ranks[slot] = NOWHERE
-                continue
-            rank = known.get(group.number)
+    def _ranking(self, asked: Request) -> Ranking:
+        """With the rooms that are new since it was asked for last."""
+        if self._known > MOST_KNOWN:
+            self._forget()
+        ranking = self._rankings.pop(asked, None) or Ranking()
+        came = self._present
+        if ranking.seen >= self._forgotten:
+            came = came.intersection(self._came[ranking.seen - self._forgotten :])
+        groups, known = self._groups, ranking.known
+        for number in came - ranking.queued:
+            rank = known.get(number)
             if rank is None:
-                option = self._best(group.room, asked)
-                rank = known[group.number] = NOWHERE if option is None else self.policy.rank(option, self.mix)
+                rank = known[number] = self._best(groups[number].room, asked)[0]
                 self._known += 1
-            ranks[slot] = rank
-        ranking.seen = self._forgotten + len(self._changes)
+            ranking.add(number, rank)
+        ranking.seen = self._forgotten + len(self._came)
         self._rankings[asked] = ranking  # the last one again
         if len(self._rankings) > MOST_RANKINGS:
             del self._rankings[next(iter(self._rankings))]
-        if self._known > MOST_KNOWN:
-            self._forget()
         return ranking
 
-    def _first(self, slot: int) -> int:
-        return self._at(slot).nodes[0]
-
-    def _at(self, slot: int) -> _Group:
-        group = self._groups[slot]
-        assert group is not None
-        return group
+    def _used(self) -> Iterator[Group]:
+        return (group for group in self._groups if group.nodes)
 
     # --- what changes
 
@@ -252,44 +212,37 @@ class Fleet:
                 self.mix, self._known = mix, 0
                 self._rankings.clear()
 
-    def _join(self, node: int, room: Room) -> None:
-        slot = self._slots.get(room)
-        if slot is None:
-            group = _Group(room, self._numbers.setdefault(room, len(self._numbers)), [])
-            if self._free_slots:
-                slot = self._free_slots.pop()
-                self._groups[slot] = group
-            else:
-                slot = len(self._groups)
-                self._groups.append(group)
-            self._slots[room] = slot
-            self._note(slot)
-        insort(self._at(slot).nodes, node)
-        self._slot_of[node] = slot
+    def _join(self, node: int, room: Room) -> Group:
+        group = self._by_room.get(room)
+        if group is None:
+            group = self._by_room[room] = Group(room, len(self._groups))
+            self._groups.append(group)
+            self._known += 1
+        if not group.nodes:
+            self._present.add(group.number)
+            self._came.append(group.number)
+            if len(self._came) > MOST_CHANGES:
+                self._forgotten += len(self._came)
+                self._came.clear()
+        insort(group.nodes, node)
+        return group
 
     def _move(self, node: int, room: Room) -> None:
-        slot = self._slot_of[node]
-        group = self._at(slot)
+        group = self._group_of[node]
         del group.nodes[bisect_left(group.nodes, node)]
         if not group.nodes:
-            self._groups[slot] = None
-            del self._slots[group.room]
-            self._free_slots.append(slot)
-            self._note(slot)
-        self._join(node, room)
+            self._present.remove(group.number)
+        self._group_of[node] = self._join(node, room)
 
     def _forget(self) -> None:
-        """Forget the rooms that no node has, and what is known of all; the ranks of the groups stay."""
-        self._known = 0
-        self._numbers = {}
+        """Forget the rooms that no node has, and their ranks."""
+        self._groups = list(self._used())
         for ranking in self._rankings.values():
-            ranking.known = {}
-        for group in self._groups:
-            if group is not None:
-                group.number = self._numbers.setdefault(group.room, len(self._numbers))
-
-    def _note(self, slot: int) -> None:
-        self._changes.append(slot)
-        if len(self._changes) > MOST_CHANGES:
-            self._forgotten += len(self._changes)
-            self._changes.clear()
+            ranking.keep(self._groups)
+        for number, group in enumerate(self._groups):
+            group.number = number
+        self._by_room = {group.room: group for group in self._groups}
+        self._present = set(range(len(self._groups)))
+        self._forgotten += len(self._came) + 1
+        self._came.clear()
+        self._known = 0

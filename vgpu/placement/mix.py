@@ -108,7 +108,7 @@ class Mix:
         """The GPUs that the processors cannot serve, if the mix goes on as it is."""
         if room.cores >= ANY_CORES >> 1 or not self.cores_per_gpu:
             return 0.0
-        return max(0.0, sum(gpu.time_ppm for gpu in room.gpus) / PPM - room.cores / self.cores_per_gpu)
+        return max(0.0, sum([gpu.time_ppm for gpu in room.gpus]) / PPM - room.cores / self.cores_per_gpu)
 
     def imbalance(self, kind: Kind, gpu: Gpu) -> float:
         """What of the GPU's time or memory is left over once the mix has used up the other, in GPUs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Final, NamedTuple, TypeVar
@@ -55,11 +55,15 @@ class Request:
         """SMs × time of a GPU."""
         return self.time_ppm * self.sm_mpercent // CARD_MPERCENT
 
+    @cached_property
     def rounded_up(self) -> Request:
         """With its time in whole percent and its memory in 16ths of the next lower power of two, both rounded up."""
         step = 1 << max(0, self.memory_bytes.bit_length() - 5)
         time_ppm = min(PPM, -(-self.time_ppm // _STEP_PPM) * _STEP_PPM)
-        return replace(self, time_ppm=time_ppm, memory_bytes=-(-self.memory_bytes // step) * step)
+        memory_bytes = -(-self.memory_bytes // step) * step
+        if (time_ppm, memory_bytes) == (self.time_ppm, self.memory_bytes):
+            return self
+        return replace(self, time_ppm=time_ppm, memory_bytes=memory_bytes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,32 +90,29 @@ class Room(NamedTuple):
 
     def takes(self, asked: Request) -> bool:
         """Whether the request fits the node."""
-        return next(self.options(asked), None) is not None
+        return bool(self.options(asked))
 
-    def options(self, asked: Request, allows: Allows | None = None) -> Iterator[Option]:
+    def options(self, asked: Request, allows: Allows | None = None) -> Sequence[Option]:
         """The different ways to place the request: on each GPU that has room and that ``allows`` it; several of them on
         the fullest, or on the emptiest. GPUs that are equal make one option."""
         if asked.cores > self.cores or asked.host_bytes > self.host_bytes:
-            return
+            return ()
         if asked.models and self.kind.model not in asked.models:
-            return
+            return ()
         if asked.gpus == 0:
-            yield Option(self, asked, ())
-            return
-        able = [gpu for gpu in self.gpus if _has_room(self.kind, gpu, asked)]
+            return (Option(self, asked, ()),)
+        time, memory = asked.area_ppm, asked.memory_bytes
+        able = [gpu for gpu in self.gpus if gpu.time_ppm >= time and gpu.memory_bytes >= memory]
+        if self.kind.mode is Mode.SPATIAL:
+            able = [gpu for gpu in able if _packs(_with(gpu.shares, (asked.sm_mpercent, asked.time_ppm)))]
         if allows is not None:
             able = [gpu for gpu in able if allows(asked, gpu)]
+        if len(able) < asked.gpus:
+            return ()
         if asked.gpus == 1:
-            previous = None
-            for gpu in able:
-                if gpu != previous:
-                    yield Option(self, asked, (gpu,))
-                previous = gpu
-        elif len(able) >= asked.gpus:
-            fullest, emptiest = tuple(able[: asked.gpus]), tuple(able[-asked.gpus :])
-            yield Option(self, asked, fullest)
-            if emptiest != fullest:
-                yield Option(self, asked, emptiest)
+            return [Option(self, asked, (gpu,)) for gpu in dict.fromkeys(able)]
+        ways = {tuple(able[: asked.gpus]): None, tuple(able[-asked.gpus :]): None}
+        return [Option(self, asked, gpus) for gpus in ways]
 
 
 class Option:
@@ -134,12 +135,6 @@ class Option:
             rest.sort()
             gpus = tuple(rest)
         self.after = Room(before.kind, gpus, before.cores - asked.cores, before.host_bytes - asked.host_bytes)
-
-
-def _has_room(kind: Kind, gpu: Gpu, asked: Request) -> bool:
-    if gpu.memory_bytes < asked.memory_bytes or gpu.time_ppm < asked.area_ppm:
-        return False
-    return kind.mode is Mode.TEMPORAL or _packs(_with(gpu.shares, (asked.sm_mpercent, asked.time_ppm)))
 
 
 @lru_cache(4096)
