@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 import trio
@@ -72,6 +72,8 @@ class Bench:
             cast(PlaceKeeper, self),
             self.quotas,
             self.admit,
+            self.allow,
+            cast(Any, self),
             placement="spread",
             rules=QueueRules(patience_ns=LONG_NS),
         )
@@ -90,6 +92,13 @@ class Bench:
 
     def since(self, _: object, otherwise: float) -> float:
         return otherwise
+
+    remembers = False
+    expected: ClassVar[frozenset[object]] = frozenset()
+
+    async def allow(self, _: Entry, gpus: tuple[int, ...]) -> tuple[int, ...]:
+        await trio.lowlevel.checkpoint()
+        return gpus
 
     async def admit(self, entry: Entry, gpus: tuple[int, ...]) -> Creation:
         self.tried.append(entry.spec.name or "")

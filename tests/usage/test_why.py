@@ -131,7 +131,7 @@ SITUATIONS: dict[str, tuple[Facts, Cause, str, str]] = {
     "6 suspended": (
         facts(vgpu=vgpu(state="suspended", **QUIET), recent=hour(used=0), idle_s=9000.0),
         Cause.SUSPENDED,
-        "A user suspended it: its programs stand still. 30 % of GPU 0 and 8 GiB stay promised.",
+        "A user suspended it: its programs stand still. Others may be promised its 30 % of GPU 0 and 8 GiB meanwhile.",
         "vgpuctl resume web",
     ),
     "6 idle-suspended": (

@@ -10,6 +10,7 @@ from pydantic import Field
 from vgpu.enums import PriorityName
 
 _Uid = Annotated[int, Field(ge=0, lt=1 << 32)]
+_UnixS = Annotated[float, Field(ge=0, le=1e18, allow_inf_nan=False)]
 _RequestId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
 
 
@@ -21,7 +22,7 @@ class Preempted:
     by_uid: _Uid
     request_id: _RequestId
     priority: PriorityName
-    since_unix_s: float
+    since_unix_s: _UnixS
 
     @property
     def key(self) -> str:

@@ -82,7 +82,8 @@ def _stopped(facts: Facts) -> Finding | None:
             text = f"It was {vgpu.preempted.reason}. Its programs stand still until then."
             return Finding(cause=Cause.SUSPENDED, text=text, command="vgpuctl queue")
         case "suspended":
-            text = f"A user suspended it: its programs stand still. {promise}."
+            size = f"{_percent(facts.promised)} of {facts.here} and {format_bytes(vgpu.memory_limit_bytes)}"
+            text = f"A user suspended it: its programs stand still. Others may be promised its {size} meanwhile."
             return Finding(cause=Cause.SUSPENDED, text=text, command=f"vgpuctl resume {name}")
         case "idle-suspended":
             after = format_duration(vgpu.spec.idle_suspend_ns)

@@ -58,12 +58,7 @@ class Entry:
     def sizes(self, gpus: Iterable[GpuStatus]) -> dict[int, float]:
         """By GPU, the part of the scarcer of time and memory that the vGPU takes. A GPU with too little memory is left
         out."""
-        asked = {gpu.index: (self.asks_of(gpu), gpu.total_memory_bytes) for gpu in gpus}
-        return {
-            index: max(asks.time_ppm / PPM, asks.memory_bytes / (memory or 1))
-            for index, (asks, memory) in asked.items()
-            if asks.memory_bytes <= memory
-        }
+        return parts((gpu, self.asks_of(gpu)) for gpu in gpus)
 
     @property
     def place(self) -> Place:
@@ -86,3 +81,13 @@ class Entry:
             return
         self.creation, self.error = creation, error
         self.done.set()
+
+
+def parts(asked: Iterable[tuple[GpuStatus, Request]]) -> dict[int, float]:
+    """By GPU, the part of the scarcer of time and memory that is asked for. A GPU with too little memory is left
+    out."""
+    return {
+        gpu.index: max(asks.time_ppm / PPM, asks.memory_bytes / (gpu.total_memory_bytes or 1))
+        for gpu, asks in asked
+        if asks.memory_bytes <= gpu.total_memory_bytes
+    }

@@ -25,11 +25,11 @@ from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder
 from vgpu.node.routing import find_gpu
 from vgpu.node.survey import StatusCollector
-from vgpu.node.tenancy.entry import Entry
+from vgpu.node.tenancy.entry import Entry, parts
 from vgpu.node.tenancy.places import Place, PlaceKeeper
 from vgpu.node.tenancy.preemption import PRIORITIES, Preemption, preempted
 from vgpu.node.tenancy.quotas import NodeQuotas
-from vgpu.placement.box import left, ranked
+from vgpu.placement.box import left, ranked, request
 from vgpu.protocol.messages import (
     Create,
     EventReading,
@@ -373,9 +373,8 @@ class Queue:
             user, weight = self._quotas.source(vgpu.owner_uid), weights.get(vgpu.owner_uid, 1.0)
             own = [gpu for gpu in serving if gpu.index == vgpu.gpu_index]
             since_s = vgpu.created_unix_s if vgpu.preempted is None else vgpu.preempted.since_unix_s
-            waiting.append(
-                Waiting(vgpu_id, user, since_s, sizes(vgpu.spec, own), weight, PRIORITIES[vgpu.spec.priority])
-            )
+            size = parts((gpu, request(vgpu.spec, gpu)) for gpu in own)
+            waiting.append(Waiting(vgpu_id, user, since_s, size, weight, PRIORITIES[vgpu.spec.priority]))
         return ordered(
             time.time(),
             waiting,
