@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from vgpu.placement import POLICIES, Fleet, Gpu, Kind, Mix, Request, Room
+from vgpu.placement.policies.fit import Fit
 from vgpu.share import PPM, Mode
 
 GIB = 1 << 30
@@ -111,3 +114,34 @@ def test_spatial_mode_packs_widths() -> None:
 def test_the_reasons_of_an_offer_are_named(name: str) -> None:
     [offer] = Fleet(POLICIES[name], [Room(KIND, (EMPTY,))]).offers(asking(10, 10))
     assert all(reason and isinstance(value, float) for reason, value in offer.reasons.items())
+
+
+TWENTIETHS = st.integers(0, 20)
+SIZES = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 20), st.integers(0, 2)), min_size=1, max_size=12)
+
+
+@given(SIZES, TWENTIETHS, TWENTIETHS, st.integers(1, 20), TWENTIETHS)
+def test_the_rank_without_an_option_is_the_rank(
+    mix: list[tuple[int, int, int]], time: int, memory: int, asked_time: int, asked_memory: int
+) -> None:
+    """``Fleet`` ranks the most frequent placement from the two states of the GPU alone."""
+    card = Kind("card", 20 * GIB)
+    learned = Mix([Request(PPM // 20 * t, m * GIB, gpus=n) for t, m, n in mix])
+    gpu, asked = Gpu(PPM // 20 * time, memory * GIB), Request(PPM // 20 * asked_time, asked_memory * GIB)
+    [*options] = Room(card, (gpu,)).options(asked)
+    for option in options:
+        assert Fit().rank_alone(card, gpu, option.left[0], learned) == Fit().rank(option, learned)
+
+
+@given(SIZES, st.lists(st.tuples(TWENTIETHS, TWENTIETHS), min_size=2, max_size=8))
+def test_what_gpus_strand_adds_up_where_no_request_takes_several(
+    mix: list[tuple[int, int, int]], gpus: list[tuple[int, int]]
+) -> None:
+    card = Kind("card", 20 * GIB)
+    learned = Mix([Request(PPM // 20 * t, m * GIB) for t, m, _ in mix])
+    rooms = [Gpu(PPM // 20 * t, m * GIB) for t, m in gpus]
+    whole = learned.unusable(Room(card, tuple(sorted(rooms))))
+    assert whole == pytest.approx(sum(learned.unusable(Room(card, (gpu,))) for gpu in rooms))
+    learned._is_single = False
+    learned._known.clear()
+    assert whole == pytest.approx(learned.unusable(Room(card, tuple(sorted(rooms)))))

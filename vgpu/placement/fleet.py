@@ -16,7 +16,7 @@ from typing import Final
 from vgpu.placement.mix import Mix
 from vgpu.placement.policies.base import AllowsAll, Policy
 from vgpu.placement.ranking import NOWHERE, Group, Ranking
-from vgpu.placement.state import Gpu, Kind, Option, Request, Room, given_back
+from vgpu.placement.state import ANY_CORES, Gpu, Kind, Option, Request, Room, given_back
 from vgpu.share import PPM, Mode
 
 REMEMBERED: Final = 16_384
@@ -60,6 +60,7 @@ class Fleet:
         self._kinds: dict[tuple[str, int, Mode], Kind] = {}
         self._gpus: list[list[Gpu]] = []
         self._allows = None if getattr(type(policy), "allows", None) is AllowsAll.allows else policy.allows
+        self._alone = getattr(policy, "rank_alone", None) if self._allows is None else None
         self._group_of: list[Group] = []
         self._groups: list[Group] = []
         self._by_room: dict[Room, Group] = {}
@@ -94,7 +95,7 @@ class Fleet:
         if not again:
             self._remember(asked)
         group = self._chosen(asked) if node is None else self._group_of[node]
-        option = None if group is None else self._best(group.room, asked)[1]
+        option = None if group is None else self._option(group.room, asked)
         if option is None or group is None:
             return None
         node = group.nodes[0] if node is None else node
@@ -164,6 +165,31 @@ class Fleet:
                 best, found = rank, option
         return best, found
 
+    def _option(self, room: Room, asked: Request) -> Option | None:
+        """The best placement of the request there."""
+        if len(room.gpus) == 1 and self._is_simple(asked):
+            return next(iter(room.options(asked, self._allows)), None)
+        return self._best(room, asked)[1]
+
+    def _is_simple(self, asked: Request) -> bool:
+        """The request takes one GPU, of any node, under a policy that ranks such placements without an ``Option``."""
+        return self._alone is not None and asked.gpus == 1 and not (asked.label or asked.models)
+
+    def _rank(self, room: Room, asked: Request) -> float:
+        """The rank of the best placement of the request there. The most frequent case takes no ``Option``: a simple
+        request, and one GPU in temporal mode whose node has no other."""
+        kind, gpus, cores, host_bytes = room
+        if self._alone is None or len(gpus) != 1 or cores < ANY_CORES >> 1 or kind.mode is not Mode.TEMPORAL:
+            return self._best(room, asked)[0]
+        [gpu] = gpus
+        time_ppm, memory_bytes = gpu.time_ppm - asked.area_ppm, gpu.memory_bytes - asked.memory_bytes
+        if time_ppm < 0 or memory_bytes < 0 or asked.host_bytes > host_bytes:
+            return NOWHERE
+        return float(self._alone(kind, gpu, Gpu(time_ppm, memory_bytes, (), gpu.labels), self.mix))
+
+    def _best_rank(self, room: Room, asked: Request) -> float:
+        return self._best(room, asked)[0]
+
     def _ranking(self, asked: Request) -> Ranking:
         """With the rooms that are new since it was asked for last."""
         if self._known > MOST_KNOWN:
@@ -173,10 +199,11 @@ class Fleet:
         if ranking.seen >= self._forgotten:
             came = came.intersection(self._came[ranking.seen - self._forgotten :])
         groups, known = self._groups, ranking.known
+        ranked = self._rank if self._is_simple(asked) else self._best_rank
         for number in came - ranking.queued:
             rank = known.get(number)
             if rank is None:
-                rank = known[number] = self._best(groups[number].room, asked)[0]
+                rank = known[number] = ranked(groups[number].room, asked)
                 self._known += 1
             ranking.add(number, rank)
         ranking.seen = self._forgotten + len(self._came)

@@ -26,6 +26,27 @@ Sizes = list[tuple[int, int, list[float]]]
 most N GPUs."""
 
 
+class Grid:
+    """The probability that a request fits one GPU, by what the GPU has left. It changes only at the times and
+    memories of the sizes, so each cell between them is summed once."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self._sizes = sizes
+        self._times = sorted({time for time, _, _ in sizes})
+        self._memories = sorted({memory for _, memory, _ in sizes})
+        self._cells: dict[tuple[int, int], float] = {}
+        self.kept: dict[Gpu, float] = {}
+        """What GPUs of that kind strand."""
+
+    def usable(self, time_ppm: int, memory_bytes: int) -> float:
+        cell = bisect_right(self._times, time_ppm), bisect_right(self._memories, memory_bytes)
+        found = self._cells.get(cell)
+        if found is None:
+            fitting = [p[1] for time, memory, p in self._sizes if time <= time_ppm and memory <= memory_bytes]
+            found = self._cells[cell] = sum(fitting)
+        return found
+
+
 class Mix:
     """An immutable mix. ``of``: what was asked for, how often."""
 
@@ -42,6 +63,9 @@ class Mix:
         self._steps = sorted({size.cores for size, _ in self.sizes})
         self._tables: dict[tuple[Kind, int], Sizes] = {}
         self._known: dict[tuple[Kind, int, tuple[Gpu, ...]], float] = {}
+        self._grids: dict[tuple[Kind, int], Grid] = {}
+        self._is_single = all(size.gpus <= 1 for size, _ in self.sizes)
+        """No request takes several GPUs, so what each GPU strands adds up."""
 
     def differs(self, other: Mix) -> float:
         """The part of the requests for which the two mixes do not agree: 0 to 1."""
@@ -51,6 +75,29 @@ class Mix:
     def stranded(self, room: Room) -> float:
         """What the mix cannot use of the node, in GPUs."""
         return self.unusable(room) + HOST_WEIGHT * self._unserved(room)
+
+    def alone(self, kind: Kind, gpu: Gpu) -> tuple[float, float]:
+        """``stranded`` of a node with this GPU alone, whose processors are of no concern, and its ``imbalance``."""
+        grid = self._grid(kind)
+        left = self._worth(kind, gpu) * (1 - grid.usable(gpu.time_ppm, gpu.memory_bytes))
+        return left, self.imbalance(kind, gpu)
+
+    def stranded_alone(self, kind: Kind, gpu: Gpu) -> float:
+        """The first of ``alone``, kept: the same GPU is asked about for many requests."""
+        kept = self._grid(kind).kept
+        found = kept.get(gpu)
+        if found is None:
+            if len(kept) > MOST_KEPT:
+                kept.clear()
+            found = kept[gpu] = self.alone(kind, gpu)[0]
+        return found
+
+    def _grid(self, kind: Kind, step: int | None = None) -> Grid:
+        step = len(self._steps) if step is None else step
+        grid = self._grids.get((kind, step))
+        if grid is None:
+            grid = self._grids[kind, step] = Grid(self._served(kind, step))
+        return grid
 
     def unusable(self, room: Room) -> float:
         """The expectation over the sizes of what each cannot use, in GPUs."""
@@ -65,13 +112,14 @@ class Mix:
 
     def _expected(self, kind: Kind, step: int, gpus: tuple[Gpu, ...]) -> float:
         """``step``: of the processors that are left, among those that sizes ask for."""
-        table = self._tables.get((kind, step))
-        if table is None:
-            table = self._tables[kind, step] = self._table(kind, step)
+        table = self._served(kind, step)
         if len(gpus) == 1:
             [(free_time, free_memory, *_)] = gpus
             usable = sum([p[1] for time, memory, p in table if time <= free_time and memory <= free_memory])
             return self._worth(kind, gpus[0]) * (1 - usable)
+        if self._is_single:
+            grid = self._grid(kind, step)
+            return sum([self._worth(kind, gpu) * (1 - grid.usable(gpu.time_ppm, gpu.memory_bytes)) for gpu in gpus])
         worth = [self._worth(kind, gpu) for gpu in gpus]
         total, hosted, sum_ = sum(worth), 0.0, 0.0
         for time, memory, at_most in table:
@@ -85,6 +133,12 @@ class Mix:
             hosted += part
             sum_ += part * unusable
         return sum_ + total * (1 - hosted)
+
+    def _served(self, kind: Kind, step: int) -> Sizes:
+        table = self._tables.get((kind, step))
+        if table is None:
+            table = self._tables[kind, step] = self._table(kind, step)
+        return table
 
     def _table(self, kind: Kind, step: int) -> Sizes:
         """The sizes that a node of this kind serves with so many processors."""

@@ -50,6 +50,13 @@ class Request:
     label: str = ""
     """``mutex`` keeps vGPUs of one label apart."""
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.time_ppm, self.memory_bytes, self.sm_mpercent, self.gpus, self.cores, self.models))
+
     @cached_property
     def area_ppm(self) -> int:
         """SMs × time of a GPU."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import ClassVar, Protocol
 
 from vgpu.placement.mix import Mix
-from vgpu.placement.state import Gpu, Option, Request
+from vgpu.placement.state import Gpu, Kind, Option, Request
 
 
 class Policy(Protocol):
@@ -25,6 +25,13 @@ class Policy(Protocol):
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
         """The reasons and what each adds to the rank, in GPUs."""
+
+
+class RanksAlone(Protocol):
+    """A policy whose rank for one GPU of a node that has no other depends on what the GPU has left before and after."""
+
+    def rank_alone(self, kind: Kind, before: Gpu, after: Gpu, mix: Mix) -> float:
+        """The same as ``rank`` of that placement."""
 
 
 class AllowsAll:

@@ -10,7 +10,7 @@ from typing import ClassVar, Final
 
 from vgpu.placement.mix import Mix
 from vgpu.placement.policies.base import AllowsAll
-from vgpu.placement.state import Option
+from vgpu.placement.state import Gpu, Kind, Option
 from vgpu.share import PPM
 
 IMBALANCE: Final = 3.0
@@ -32,6 +32,12 @@ class Fit(AllowsAll):
 
     def parts(self, option: Option, mix: Mix) -> Mapping[str, float]:
         return dict(zip(REASONS, self._parts(option, mix), strict=True))
+
+    def rank_alone(self, kind: Kind, before: Gpu, after: Gpu, mix: Mix) -> float:
+        """As ``rank``, from what the mix knows of the two states."""
+        stranded, imbalance = mix.alone(kind, after)
+        growth = mix.stranded_alone(kind, before) - stranded
+        return sum((growth, -IMBALANCE * imbalance, -ROOM * after.time_ppm / PPM))
 
     @staticmethod
     def _parts(option: Option, mix: Mix) -> tuple[float, float, float]:
