@@ -52,6 +52,7 @@ def test_what_one_gives_up_another_has_in_the_same_round() -> None:
 
 def test_without_room_it_moves_once_it_has_wanted_to_grow_for_some_seconds() -> None:
     plan, rooms = Plan(), [Room(0, 1, 0), Room(1, 70, 16 * GIB), Room(2, 90, 16 * GIB), Room(3, 100, GIB)]
+    rooms.append(Room(4, 100, 80 * GIB, takes_vgpus=False))  # it is drained
     assert after(plan, [reading(demand=50)], rooms, 3) == []
     [command] = after(plan, [reading(demand=50)], rooms, 1, 3)
     assert isinstance(command, Move)

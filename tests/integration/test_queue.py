@@ -16,7 +16,7 @@ from tests.integration.node import ROOT, SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import QueueReading
 from vgpu.quotas.quota import Quotas
-from vgpu.spec import VgpuSpec
+from vgpu.spec import VgpuChanges, VgpuSpec
 
 HOUR_NS = 3600 * 10**9
 
@@ -150,6 +150,15 @@ def test_a_gpu_is_kept_for_a_large_request_that_has_waited_for_long() -> None:
             "is kept for a request that has waited"
             in vgpuctl(node, "create", "--sm", "20", "--mem", "1G", "--gpu", "0", code=4).stderr
         )
+        # No vGPU grows there, or moves there.
+        with node.link() as link:
+            for change in (
+                lambda: link.set(held[1].vgpu_id, VgpuChanges.parse(sm_percent=60)),
+                lambda: link.migrate(held[3].vgpu_id, "0"),
+            ):
+                with pytest.raises(VgpuError, match="is kept for a request") as refused:
+                    change()
+                assert refused.value.code is ErrorCode.NO_ROOM
         with node.link() as link:
             link.remove(held[1].vgpu_id)
         assert large.communicate(timeout=60)[0].startswith("vgpu-")

@@ -15,6 +15,7 @@ from tests.integration.node import SimulatedNode, eventually
 from tests.integration.users import ALICE, BOB, as_user, needs_root, opened
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.link import ControlLink
+from vgpu.protocol.messages import VgpuStatus
 from vgpu.quotas.quota import Quotas
 from vgpu.spec import VgpuChanges, VgpuSpec
 
@@ -33,6 +34,11 @@ def asked(node: SimulatedNode, **fields: object) -> str:
         return node.create(**(SMALL | fields)).vgpu_id
     except VgpuError as error:
         return error.code
+
+
+def found(node: SimulatedNode) -> tuple[VgpuStatus, ...]:
+    with node.link() as link:
+        return link.list()
 
 
 def test_many_askers_at_once_get_exactly_the_quota() -> None:
@@ -103,6 +109,16 @@ def test_quotas_are_reloaded_from_the_file_and_what_is_there_stays(tmp_path: Pat
         assert asked(node).startswith("vgpu-")
 
 
+def test_the_same_request_again_is_held_against_the_quota() -> None:
+    """If its vGPU goes meanwhile, the GPU Server makes another one."""
+    with SimulatedNode(1, "temporal", *options(sm=20)) as node, node.link() as link:
+        made = link.create(VgpuSpec.parse(**SMALL), request_id="once")
+        assert link.create(VgpuSpec.parse(**SMALL), request_id="once").vgpu_id == made.vgpu_id
+        with pytest.raises(VgpuError) as refused:
+            link.create(VgpuSpec.parse(**(SMALL | {"sm_percent": 90})), request_id="once")
+        assert refused.value.code is ErrorCode.QUOTA
+
+
 def test_a_share_that_is_not_said_is_the_default_one(tmp_path: Path) -> None:
     with SimulatedNode(1, "temporal", *options(default_sm=15, default_mem="2G")) as node:
         made = json.loads(vgpuctl(node, "create", "-o", "json").stdout)
@@ -160,4 +176,16 @@ def test_each_user_has_a_quota_of_its_own_and_sees_no_others() -> None:
             return ""
 
         assert as_user(ALICE, peek) == "not-yours"
+
+        theirs = next(vgpu.vgpu_id for vgpu in found(node) if vgpu.owner_uid == BOB)
+
+        def resize() -> str:
+            try:
+                with ControlLink(node.paths.control_socket) as link:
+                    link.set(theirs, VgpuChanges.parse(sm_percent=50))
+            except VgpuError as error:
+                return error.code
+            return ""
+
+        assert as_user(ALICE, resize) == "not-yours"
         assert [asked(node).startswith("vgpu-") for _ in range(3)] == [True] * 3

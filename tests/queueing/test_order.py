@@ -61,6 +61,12 @@ def test_a_gpu_that_can_never_take_it_is_not_kept_for_it() -> None:
     assert ordered(700, [only], {}, {0: Room(1, 1)}, PATIENCE_S).kept == {}
 
 
+def test_a_request_that_no_gpu_can_take_now_does_not_keep_the_users_others_waiting() -> None:
+    nowhere = Waiting("drained", "a", 0, {})
+    order = ordered(700, [nowhere, ask("large", "a", 1, 1.0)], {}, FULL, PATIENCE_S)
+    assert order.kept == {0: "large"}
+
+
 WAITING = st.lists(
     st.builds(
         lambda user, since, size, weight, priority: (user, since, size, weight, priority),

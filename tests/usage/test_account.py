@@ -226,3 +226,14 @@ def test_used_is_what_counters_say_and_waste_is_within_the_promise(steps: list[t
     assert abs(sums.measured_ns - measured * S) <= 1000 * (len(steps) + 1)
     assert 0 <= sums.wasted_ns <= sums.promised_ns
     assert sums.promised_ns <= sums.wasted_ns + sums.used_ns
+
+
+def test_what_a_tenants_page_says_beyond_all_memory_still_fits_the_file() -> None:
+    """After a year of such readings, in any sums, each figure is a number that SQLite takes."""
+    most = (1 << 63) - 1
+    told = Told()(0, vgpu())
+    told(60, vgpu(memory_used_bytes=most, memory_refusals=most))
+    told(120, vgpu(memory_used_bytes=most, memory_refusals=0))
+    (worst,) = {max(told.sums.values)} if told.sums.values else {0}
+    assert worst * 365 * 24 * 30 < 1 << 63
+    assert max((Sums(refusals=most) + Sums(refusals=most)).values) == most

@@ -50,6 +50,8 @@ class Room:
     gpu: int
     sm_percent: float
     memory_bytes: int
+    takes_vgpus: bool = True
+    """It is not drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +141,7 @@ class Plan:
 
     def step(self, now_s: float, readings: Sequence[Reading], rooms: Iterable[Room]) -> list[Command]:
         """What to do now. ``readings``: of the vGPUs with bounds whose state is known."""
-        left = {room.gpu: Room(room.gpu, room.sm_percent, room.memory_bytes) for room in rooms}
+        left = {room.gpu: Room(room.gpu, room.sm_percent, room.memory_bytes, room.takes_vgpus) for room in rooms}
         wishes = [self._wish(now_s, reading) for reading in readings]
         commands: list[Command] = [self._shrunk(wish, left) for wish in wishes if wish.shrinks]
         for wish in sorted(wishes, key=lambda one: -one.pressure):
@@ -242,6 +244,7 @@ def _roomiest(wish: _Wish, left: dict[int, Room]) -> Room | None:
         room
         for room in left.values()
         if room.gpu != wish.reading.gpu
+        and room.takes_vgpus
         and room.sm_percent + 1e-6 >= wish.sm_percent
         and room.memory_bytes >= wish.memory_bytes
     ]

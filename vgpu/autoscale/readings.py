@@ -58,6 +58,7 @@ def rooms_of(now: Snapshot) -> list[Room]:
             gpu.index,
             max(0.0, 100 * (1 - gpu.guaranteed_ratio)),
             max(0, gpu.total_memory_bytes - gpu.guaranteed_memory_bytes),
+            not gpu.draining,
         )
         for gpu in now.gpus
         if gpu.state == "serving" and gpu.mode == "temporal"

@@ -25,6 +25,10 @@ IDLE_S: Final = 120.0
 """Longer than the pauses of scrapers, so that each keeps its connection."""
 
 
+HANDSHAKE_S: Final = 5.0
+"""A peer that shows no certificate holds a place for so long."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tls:
     """Files in PEM. ``clients``: peers need a certificate of one of these authorities; None: they need none."""
@@ -54,6 +58,7 @@ async def serve_http(
     config.loglevel = "WARNING"
     config.include_server_header = False
     if tls is not None:
+        config.ssl_handshake_timeout = HANDSHAKE_S
         config.certfile, config.keyfile = str(tls.certificate), str(tls.key)
         if tls.clients is not None:
             config.ca_certs, config.verify_mode = str(tls.clients), ssl.CERT_REQUIRED

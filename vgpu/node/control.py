@@ -209,6 +209,9 @@ class NodeControl:
             raise VgpuError(ErrorCode.INVALID, "a vGPU moves to a GPU that is named", "--gpu INDEX; vgpuctl gpu ls")
         gpu = serving(choice, (await self._survey.snapshot()).gpus)
         goes_on = vgpu.state == "moving"
+        if gpu.index in self.queue.kept and not goes_on and gpu.index != vgpu.gpu_index:
+            text = f"GPU {gpu.index} is kept for a request that has waited for long"
+            raise VgpuError(ErrorCode.NO_ROOM, text, "choose another --gpu; vgpuctl queue")
         if gpu.index != vgpu.gpu_index:
             move = Migrate(vgpu=vgpu_id, gpu=str(gpu.index))
             try:

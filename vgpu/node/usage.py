@@ -94,21 +94,24 @@ class UsageKeeper:
             self._totals = await self._database.write(partial(_put, rows, labels))
         except VgpuError:  # the database has said so
             self._account.put_back(rows, labels)
-        except sqlite3.Error:  # our own fault: these rows would never fit, and the node goes on without them
+        except (sqlite3.Error, OverflowError):  # our own fault: these rows would never fit, and the node goes on
             log.exception("usage is not written", rows=len(rows))
 
     def end(self) -> None:
         """Write the rest, without a loop."""
         rows, labels = self._account.take()
-        with suppress(VgpuError, sqlite3.Error):
+        with suppress(VgpuError, sqlite3.Error, OverflowError):
             self._database.write_now(partial(_put, rows, labels))
 
     async def _age(self) -> None:
         with suppress(VgpuError):
             more = True
-            while more:
-                more = await self._database.write(partial(age, now_unix_s=time.time()))
-                await trio.sleep(PAUSE_S)
+            try:
+                while more:
+                    more = await self._database.write(partial(age, now_unix_s=time.time()))
+                    await trio.sleep(PAUSE_S)
+            except (sqlite3.Error, OverflowError):
+                log.exception("old usage is not merged")
 
     # --- answers
 

@@ -103,9 +103,13 @@ class OverHttp:
     def _token(self) -> str:
         assert self._token_file is not None
         try:
-            return self._token_file.read_text().strip()
+            token = self._token_file.read_text().strip()
         except (OSError, UnicodeDecodeError) as error:
             raise VgpuError(ErrorCode.INVALID, f"token_file: cannot read {self._token_file}: {error}") from error
+        if not token or not token.isascii() or not token.isprintable() or " " in token:
+            text = f"token_file: {self._token_file} does not hold one word of ASCII letters"
+            raise VgpuError(ErrorCode.INVALID, text, "copy it from the --token-file of that node's dashboard")
+        return token
 
 
 def _refused(status: int, answer: bytes, url: str) -> VgpuError:

@@ -106,7 +106,7 @@ def _overdue(now_s: float, requests: Sequence[Waiting], patience_s: float) -> li
     request that is blocked has no part in this."""
     oldest: dict[User, Waiting] = {}
     for request in requests:
-        if request.blocked:
+        if request.blocked or not request.size:
             continue
         oldest.setdefault(request.user, request)
     return [one for one in oldest.values() if now_s - one.since_s >= patience_s]

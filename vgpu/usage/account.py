@@ -20,6 +20,9 @@ from vgpu.share import PPM
 from vgpu.usage.rows import MINUTE_S, TIERS, Key, Rows, Sums, add, capped, coarser
 
 SECOND_NS: Final = 1_000_000_000
+MOST_BYTES: Final = 1 << 42
+MOST_COUNT: Final = 1 << 32
+"""Of one reading, at most. Memory and refusals are what a tenant's page says, and sums of them have to fit a file."""
 LONGEST_NS: Final = 120 * SECOND_NS
 STEP_BACK_NS: Final = 5 * SECOND_NS
 """How far busy time goes back with a GPU Server that was killed: the journal has it once a second, or later."""
@@ -144,7 +147,8 @@ def _between(last: VgpuStatus | None, now: VgpuStatus, passed_ns: int) -> Sums:
     promised_ns = passed_ns * _promise_ppm(first) // PPM
     used_ns = _used(0 if last is None else last.busy_ns, now.busy_ns, passed_ns) * _sms_ppm(now) // PPM
     refusals, swaps = (0, 0) if last is None else (last.memory_refusals, last.swaps_in)
-    memory = ((0 if last is None else last.memory_used_bytes) + now.memory_used_bytes) // 2
+    before = 0 if last is None else last.memory_used_bytes
+    memory = (min(before, MOST_BYTES) + min(now.memory_used_bytes, MOST_BYTES)) // 2
     limited = is_limited(now)
     return Sums(
         measured_ns=passed_ns,
@@ -156,8 +160,8 @@ def _between(last: VgpuStatus | None, now: VgpuStatus, passed_ns: int) -> Sums:
         attached_ns=passed_ns if now.processes else 0,
         memory_promised_kib_s=_memory_promise(first) * passed_ns // (SECOND_NS << 10),
         memory_used_kib_s=memory * passed_ns // (SECOND_NS << 10),
-        refusals=max(0, now.memory_refusals - refusals),  # those of live programs outlive the server
-        swaps=now.swaps_in - (swaps if now.swaps_in >= swaps else 0),
+        refusals=min(MOST_COUNT, max(0, now.memory_refusals - refusals)),  # those of live programs outlive the server
+        swaps=min(MOST_COUNT, now.swaps_in - (swaps if now.swaps_in >= swaps else 0)),
     )
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Final, NamedTuple, TypeAlias
 
+from vgpu.bounds import MOST_STORED
+
 OTHERS: Final = "others"
 """Stands for the vGPUs of a user that have no row of their own in a bucket. No vGPU has this id."""
 MINUTE_S: Final = 60
@@ -57,7 +59,7 @@ class Sums:
         return found
 
     def __add__(self, other: Sums) -> Sums:
-        return Sums(*map(int.__add__, _VALUES(self), _VALUES(other)))
+        return Sums(*[min(MOST_STORED, one + two) for one, two in zip(_VALUES(self), _VALUES(other), strict=True)])
 
     def split(self, weights: Iterable[int]) -> list[Sums]:
         """Parts in these proportions; together they are exactly the whole."""

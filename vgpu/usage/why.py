@@ -270,6 +270,7 @@ def _other(facts: Facts, share: float, memory_bytes: int) -> GpuStatus | None:
         for gpu in facts.gpus
         if gpu.index != facts.gpu.index
         and gpu.state == "serving"
+        and not gpu.draining
         and gpu.mode == facts.gpu.mode
         and free(gpu) >= share - 1e-6
         and free_memory(gpu) >= memory_bytes

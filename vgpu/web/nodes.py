@@ -18,6 +18,9 @@ from vgpu.protocol.messages import Snapshot
 from vgpu.protocol.printed import Line
 from vgpu.web.files import STATIC
 
+ANSWER_S: Final = 10.0
+MOST_THREADS: Final = 32
+"""At once. The threads of other requests are apart from these."""
 KEPT_S: Final = 2.0
 """Several pages at once ask the nodes once."""
 
@@ -36,22 +39,29 @@ class NodesOfFile:
     def __init__(self, file: NodesFile) -> None:
         self._nodes: Mapping[str, Reached] = {name: reached(entry) for name, entry in file.node.items()}
         self._asking = trio.Lock()
+        self._threads = trio.CapacityLimiter(MOST_THREADS)
         self._last: tuple[float, list[NodeView]] | None = None
 
     async def see(self) -> list[NodeView]:
         async with self._asking:
             if self._last is None or time.monotonic() > self._last[0] + KEPT_S:
-                self._last = time.monotonic(), await self._ask_all()
+                views = await self._ask_all()
+                self._last = time.monotonic(), views
             return self._last[1]
 
     async def _ask_all(self) -> list[NodeView]:
         found: dict[str, NodeView] = {}
 
         async def ask(name: str, node: Reached) -> None:
-            try:
-                found[name] = NodeView(name=name, snapshot=await trio.to_thread.run_sync(node.snapshot))
-            except VgpuError as error:
-                found[name] = NodeView(name=name, error=error.message)
+            found[name] = NodeView(name=name, error=f"it did not answer within {ANSWER_S:g} s")
+            with trio.move_on_after(ANSWER_S):
+                try:
+                    snapshot = await trio.to_thread.run_sync(
+                        node.snapshot, abandon_on_cancel=True, limiter=self._threads
+                    )
+                    found[name] = NodeView(name=name, snapshot=snapshot)
+                except VgpuError as error:
+                    found[name] = NodeView(name=name, error=error.message)
 
         async with trio.open_nursery() as nursery:
             for name, node in self._nodes.items():

@@ -318,6 +318,24 @@ def test_the_kubelet_gets_the_pod_of_its_size_or_an_error() -> None:
     assert caught.value.code is ErrorCode.AMBIGUOUS
 
 
+def test_a_pod_that_no_extender_placed_gets_no_other_pods_vgpu() -> None:
+    here = reservations("pack", node("n1"))
+    waiting = gpu_pod("waits", {MEM: 2})
+    placed = written(waiting, here.decide(waiting, "n1", 0.0))
+    stray = gpu_pod("stray", {MEM: 2})
+    stray["spec"]["nodeName"] = "n1"
+    with pytest.raises(VgpuError, match=r"team-a/stray asks for 2 of .* on n1, and no extender placed it") as caught:
+        assumed.answer([placed, stray], "n1", (MEM, 2), frozenset())
+    assert caught.value.code is ErrorCode.AMBIGUOUS
+    stray["status"] = {"phase": "Failed"}
+    assert assumed.answer([placed, stray], "n1", (MEM, 2), frozenset()).held.name == "waits"
+    stray["status"] = {"phase": "Pending"}
+    assert placed["spec"]["nodeName"] == "n1"
+    other = gpu_pod("other", {MEM: 1})
+    other["spec"]["nodeName"] = "n1"
+    assert assumed.answer([placed, other], "n1", (MEM, 2), frozenset()).held.name == "waits"
+
+
 # --- any order of events
 
 

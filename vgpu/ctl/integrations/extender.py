@@ -66,9 +66,12 @@ def extender(
     if limit_s < 1:
         raise VgpuError(ErrorCode.INVALID, "--limit is shorter than a kubelet needs", "--limit 2m")
     tls = _tls(tls_cert, tls_key, tls_client_ca)
-    if tls is None and not address.local:
-        text = f"without TLS each program that reaches {listen} could bind pods"
-        raise VgpuError(ErrorCode.INVALID, text, f"--tls-cert FILE --tls-key FILE, or --listen {EXAMPLE}")
+    if (tls is None or tls.clients is None) and not address.local:
+        text = (
+            f"without the authority of the scheduler's certificate, each program that reaches {listen} could bind pods"
+        )
+        hint = f"--tls-cert FILE --tls-key FILE --tls-client-ca FILE, or --listen {EXAMPLE}"
+        raise VgpuError(ErrorCode.INVALID, text, hint)
     objects = Objects(open_client())
     logs.to_stderr("extender")
     listening, address = bind(address)

@@ -13,7 +13,7 @@ from uuid import uuid4
 import trio
 
 from vgpu.enums import PlacementName
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.groups import Groups
 from vgpu.identity import Peer, Process
 from vgpu.node.autoscaling import Autoscaling
@@ -147,7 +147,12 @@ class Admission:
         """Resize a vGPU, if its name is free and the quota of its owner allows the new size."""
         if request.changes.name is not None:
             await self._refuse_taken_name(request.changes.name, vgpu.owner_uid, but=vgpu.vgpu_id)
-        if self._quotas.is_trivial:
+        if uid not in {0, os.geteuid(), vgpu.owner_uid}:
+            raise not_yours(vgpu.vgpu_id, vgpu.owner_uid, uid)
+        grows = _grows(request.changes.applied_to(vgpu.spec), vgpu.spec)
+        if grows and vgpu.gpu_index in self.queue.kept:
+            raise _is_kept(vgpu.gpu_index)
+        if self._quotas.is_trivial or not (grows or request.changes.ttl_ns is not None):
             return await self._forwarder.to_vgpu(vgpu, request, uid, VgpuStatus)
         allowance = await self._quotas.allowance(vgpu.owner_uid)
         async with self._one:
@@ -167,8 +172,7 @@ class Admission:
     async def scale(self, request: Set, vgpu: VgpuStatus) -> VgpuStatus:
         """What the node sets by itself. A larger size has to fit the owner's quota. A smaller one needs no check: room
         is made for a vGPU while that one is admitted."""
-        now, then = vgpu.spec, request.changes.applied_to(vgpu.spec)
-        if then.compute_ratio <= now.compute_ratio and (then.memory_bytes or 0) <= (now.memory_bytes or 0):
+        if not _grows(request.changes.applied_to(vgpu.spec), vgpu.spec):
             changed = await self._forwarder.to_vgpu(vgpu, request, vgpu.owner_uid, VgpuStatus)
             self._survey.note(changed)
             return changed
@@ -230,7 +234,14 @@ class Admission:
         spec = self._quotas.filled(request.spec, allowance, existing)
         request = request.model_copy(update={"spec": spec})
         if existing is not None:
+            going = existing.state in {"removing", "moving"} or existing.leaving_to is not None
+            if going and not self._quotas.is_trivial:
+                text = f"{existing.vgpu_id} of the same request is {existing.state}"
+                raise VgpuError(ErrorCode.UNAVAILABLE, text, "ask again in a moment")
             found = [gpu for gpu in snapshot.gpus if gpu.index == existing.gpu_index]
+            claim = "" if request.claim is None else request.claim.kind
+            for gpu in found:  # if that vGPU goes meanwhile, the GPU Server makes this one
+                self._quotas.check(spec, gpu, allowance, snapshot, claim=claim, before=existing)
         else:
             if spec.name is not None:
                 await self._refuse_taken_name(spec.name, owner_uid)
@@ -260,10 +271,7 @@ class Admission:
         kept = self.queue.kept
         free = [gpu for gpu in gpus if gpu.index not in kept]
         if gpus and not free:
-            which = f"GPU {gpus[0].index}" if len(gpus) == 1 else f"each of {len(gpus)} GPUs"
-            raise VgpuError(
-                ErrorCode.NO_ROOM, f"{which} is kept for a request that has waited for long", "wait for room: --wait"
-            )
+            raise _is_kept(gpus[0].index, len(gpus))
         return free
 
     async def _first_that_admits(
@@ -276,6 +284,8 @@ class Admission:
                 return begun
             refusals.append(begun)
         for gpu in gpus:
+            if gpu.draining:  # it was not refused for want of room
+                continue
             wanted = room_for(request.spec, gpu)
             if await self._autoscaling.make_room(gpu.index, wanted.time_ppm / PPM * 100, wanted.memory_bytes):
                 begun = await self._begin(gpu, request, owner_uid, asker)
@@ -325,6 +335,26 @@ def _owner_of(request: Create, uid: int) -> int:
         text = f"--owner: this node runs as uid {os.geteuid()}, and only root's node serves other users"
         raise VgpuError(ErrorCode.NOT_YOURS, text, "sudo vgpuctl serve --detach")
     return request.owner_uid
+
+
+def _grows(new: VgpuSpec, old: VgpuSpec) -> bool:
+    """Whether more is promised to it, or may be used by it. A memory that is not said goes with the compute."""
+    if new.compute_ratio * new.quota_request_ratio > old.compute_ratio * old.quota_request_ratio:
+        return True
+    return new.compute_ratio > old.compute_ratio or any(
+        (after or 0) > (before or 0)
+        for after, before in (
+            (new.memory_bytes, old.memory_bytes),
+            (new.memory_limit_bytes, old.memory_limit_bytes),
+        )
+    )
+
+
+def _is_kept(index: int, number: int = 1) -> VgpuError:
+    which = f"GPU {index}" if number == 1 else f"each of {number} GPUs"
+    return VgpuError(
+        ErrorCode.NO_ROOM, f"{which} is kept for a request that has waited for long", "wait for room: --wait"
+    )
 
 
 def _answers(vgpu: VgpuStatus, request: Create, uid: int) -> bool:

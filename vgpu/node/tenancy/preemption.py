@@ -127,12 +127,11 @@ class Preemption:
 
     def refuse_early(self, vgpu: VgpuStatus, kept: Mapping[int, str]) -> None:
         """``VgpuError`` (no-room): its owner resumes it while its GPU is kept for a request that waits."""
-        if vgpu.preempted is not None and kept.get(vgpu.gpu_index, vgpu.vgpu_id) != vgpu.vgpu_id:
-            raise VgpuError(
-                ErrorCode.NO_ROOM,
-                f"GPU {vgpu.gpu_index} is kept for a request that waits, and {vgpu.vgpu_id} was preempted",
-                "the node resumes it when there is room: vgpuctl queue",
-            )
+        if vgpu.state == "suspended" and kept.get(vgpu.gpu_index, vgpu.vgpu_id) != vgpu.vgpu_id:
+            hint = "the node resumes it when there is room: vgpuctl queue" if vgpu.preempted else "see: vgpuctl queue"
+            because = f", and {vgpu.vgpu_id} was preempted" if vgpu.preempted else ""
+            text = f"GPU {vgpu.gpu_index} is kept for a request that waits{because}"
+            raise VgpuError(ErrorCode.NO_ROOM, text, hint)
 
 
 def preempted(snapshot: Snapshot) -> list[VgpuStatus]:

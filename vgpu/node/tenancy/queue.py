@@ -30,6 +30,7 @@ from vgpu.node.tenancy.places import Place, PlaceKeeper
 from vgpu.node.tenancy.preemption import PRIORITIES, Preemption, preempted
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.placement.box import left, ranked, request
+from vgpu.placement.state import Gpu
 from vgpu.protocol.messages import (
     Create,
     EventReading,
@@ -202,6 +203,9 @@ class Queue:
                     await self._preempt(nursery)
                 except VgpuError as error:
                     log.warning("the queue waits", reason=error.message)
+                except Exception:  # our own fault; the node goes on, and tries again later
+                    log.exception("the queue failed")
+                    await trio.sleep(EVERY_S)
                 await self._places.keep({place: entry.since_unix_s for place, entry in self._entries.items()})
 
     @property
@@ -222,9 +226,8 @@ class Queue:
             entries = {entry.key: entry for entry in self._entries.values() if not entry.done.is_set()}
             self._block(snapshot, entries.values())
             self._order = self._ordered(snapshot, entries)
-            rooms = {gpu.index: left(gpu) for gpu in snapshot.gpus}
+            rooms = {gpu.index: _with_growth(gpu, snapshot) for gpu in snapshot.gpus}
             gpus = {gpu.index: gpu for gpu in snapshot.gpus}
-            grown = any(vgpu.spec.scales for vgpu in snapshot.vgpus)
             full: dict[tuple[tuple[int, ...], int | None], str] = {}
             for candidate in self._order.candidates:
                 await trio.lowlevel.checkpoint()  # a long queue does not hold up the node's other tasks
@@ -238,7 +241,7 @@ class Queue:
                     entry.reason = entry.blocked
                     continue
                 where = candidate.gpus, candidate.kept
-                if candidate.gpus and not grown:  # most requests of a long queue end here, in few steps
+                if candidate.gpus:  # most requests of a long queue end here, in few steps
                     asks = [(entry.asks_of(gpus[index]), rooms[index]) for index in candidate.gpus]
                     if not any(a.time_ppm <= r.time_ppm and a.memory_bytes <= r.memory_bytes for a, r in asks):
                         full[where] = entry.reason = full.get(where) or self._why(entry, candidate, snapshot)
@@ -449,6 +452,20 @@ class Queue:
 
 _BEHIND: Final = "it has not been tried yet"
 _WAKE: Final = EventReading(at_unix_s=0.0, kind="queue", gpu_index=0, text="")
+
+
+def _with_growth(gpu: GpuStatus, snapshot: Snapshot) -> Gpu:
+    """What the GPU has left, with what vGPUs have beyond their lower bounds: the admission may take that back."""
+    room = left(gpu)
+    for vgpu in snapshot.vgpus:
+        if vgpu.spec.scales and vgpu.gpu_index == gpu.index:
+            time_ppm, memory_bytes = room.time_ppm, room.memory_bytes
+            if vgpu.spec.sm_range_percent is not None:
+                time_ppm += max(0, round((vgpu.spec.compute_ratio - vgpu.spec.sm_range_percent[0] / 100) * PPM))
+            if vgpu.spec.memory_range_bytes is not None:
+                memory_bytes += max(0, vgpu.memory_limit_bytes - vgpu.spec.memory_range_bytes[0])
+            room = room._replace(time_ppm=time_ppm, memory_bytes=memory_bytes)
+    return room
 
 
 def _open(snapshot: Snapshot) -> list[GpuStatus]:

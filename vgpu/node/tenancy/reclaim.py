@@ -41,7 +41,12 @@ class Reclaimer:
 
     async def run(self) -> NoReturn:
         while True:
-            pause_s = await self._observe() if self._quotas.has_idle_limits else LONGEST_S / 10
+            pause_s = LONGEST_S / 10
+            if self._quotas.has_idle_limits:
+                try:
+                    pause_s = await self._observe()
+                except Exception:  # our own fault; the node goes on
+                    log.exception("idle vGPUs are not observed")
             await trio.sleep(pause_s)
 
     def warning(self, vgpu_id: str) -> str:
@@ -109,7 +114,7 @@ def _observed(vgpu: VgpuStatus, allowance: Allowance) -> Observed:
     return Observed(
         vgpu.vgpu_id,
         (vgpu.launches, vgpu.tokens, vgpu.busy_ns),
-        vgpu.wants or vgpu.busy_ratio > 0 or vgpu.state in {"starting", "moving"},
+        vgpu.wants or vgpu.busy_ratio > 0 or vgpu.state in {"starting", "moving"} or vgpu.preempted is not None,
         (allowance.quota.idle_limit_ns or 0) / 1e9,
         allowance.warning_ns / 1e9,
     )

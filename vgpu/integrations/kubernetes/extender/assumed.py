@@ -182,6 +182,11 @@ def answer(pods: Sequence[Object], node: str, size: Size, made: frozenset[str]) 
         if container is not None:
             waiting.append((held, container))
     what = f"{size[1]} of {size[0]}"
+    stray = next((pod for pod in pods if _is_stray(pod, node, size)), None)
+    if stray is not None:
+        name = f"{stray['metadata']['namespace']}/{stray['metadata']['name']}"
+        text = f"{name} asks for {what} on {node}, and no extender placed it: the kubelet may ask for that pod"
+        raise VgpuError(ErrorCode.AMBIGUOUS, text, "delete it; pods that name their node themselves get no GPU here")
     if not waiting:
         text = f"no pod that the extender assumed for {node} waits for {what}"
         hint = "is the extender in the scheduler's configuration? it takes a GPU back from a pod that is allocated late"
@@ -194,6 +199,19 @@ def answer(pods: Sequence[Object], node: str, size: Size, made: frozenset[str]) 
     left = _open(held, made)
     parts = {at: part for at, part in left if part.container == container}
     return Answer(held, container, parts, last=len(parts) == len(left))
+
+
+def _is_stray(pod: Object, node: str, size: Size) -> bool:
+    """Whether the kubelet may ask for a pod that no extender placed: one that begins, and names its node itself, or one
+    whose GPU was taken back."""
+    if (pod.get("spec") or {}).get("nodeName") != node or pod["metadata"].get("deletionTimestamp"):
+        return False
+    if (pod.get("status") or {}).get("phase", "Pending") != "Pending" or held_of(pod) is not None:
+        return False
+    try:
+        return any(ask.size == size for ask in asks_of(pod))
+    except VgpuError:
+        return False
 
 
 def _open(held: Held, made: frozenset[str]) -> list[tuple[int, Part]]:

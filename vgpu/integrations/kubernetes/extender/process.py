@@ -39,6 +39,7 @@ RELIST_S: Final = 300.0
 MOST_TRIES: Final = 3
 AT_ONCE: Final = 32
 """Requests to the API server."""
+MOST_LINKS: Final = 1024
 T = TypeVar("T")
 
 
@@ -137,7 +138,7 @@ class Extender:
         """Choose the GPU of a pod, write it, and bind the pod. "": done; else the reason, and the scheduler asks
         again."""
         try:
-            with self._alone(asked), trio.move_on_after(TURN_S) as turn:
+            with self._alone(f"{asked.namespace}/{asked.name}"), trio.move_on_after(TURN_S) as turn:
                 return await self._bind(asked, turn)
         except VgpuError as error:
             log.warning("a pod is not bound", pod=f"{asked.namespace}/{asked.name}", reason=str(error))
@@ -145,9 +146,8 @@ class Extender:
         return "the bind did not get its turn"
 
     @contextmanager
-    def _alone(self, asked: Binding) -> Iterator[None]:
-        """The scheduler may ask again before the first answer."""
-        key = f"{asked.namespace}/{asked.name}"
+    def _alone(self, key: str) -> Iterator[None]:
+        """One task at a time changes the pod ``key``. The scheduler may ask again before the first answer."""
         if key in self._underway:
             raise VgpuError(ErrorCode.IN_USE, f"{key} is being bound by an earlier request")
         self._underway.add(key)
@@ -214,11 +214,16 @@ class Extender:
     # --- what is overdue
 
     async def give_back_overdue(self) -> None:
-        """``VgpuError``."""
+        """One pod that the API server refuses does not keep the others waiting."""
         for held in self.reservations.overdue(time.time()):
-            if str(held) not in self._underway:
-                log.warning("a GPU is taken back from a pod that the kubelet has not allocated", pod=str(held))
-                await self._give_back(held)
+            try:
+                with self._alone(str(held)):
+                    if held not in self.reservations.overdue(time.time()):  # it was bound or allocated meanwhile
+                        continue
+                    log.warning("a GPU is taken back from a pod that the kubelet has not allocated", pod=str(held))
+                    await self._give_back(held)
+            except VgpuError as error:
+                log.info("a pod keeps its GPU for now", pod=str(held), reason=str(error))
 
     async def _give_back(self, held: Held, *, bound_too: bool = True) -> None:
         """The annotations go if the pod is still as it was read, so that a bind or an allocation that comes late fails.
@@ -246,7 +251,8 @@ async def serve(objects: Objects, options: Options, listening: socket.socket, re
     extender = Extender(objects, options.policy, options.limit_s)
     await extender.read()
     # The scheduler is one source of connections, and has one for each bind.
-    limits = DEFAULT_LIMITS.model_copy(update={"http_links_per_source": DEFAULT_LIMITS.http_links})
+    # Another source may not take all places, since a place is taken before the peer has shown its certificate.
+    limits = DEFAULT_LIMITS.model_copy(update={"http_links": MOST_LINKS, "http_links_per_source": MOST_LINKS // 4})
     async with trio.open_nursery() as nursery:
         nursery.start_soon(extender.follow)
         await serve_http(application(extender), listening, ready, STOP_S, limits, options.tls)
