@@ -48,7 +48,7 @@ def allocated(folder: Path, name: str, rule: str, seed: int) -> float:
             used += task.gpus * task.time_ppm
         if arrived >= trace.COUNTED * whole:
             last.append(used)
-    return 100 * statistics.fmean(last) / whole
+    return 100 * statistics.fmean(last or [used]) / whole  # a short list may not come that far
 
 
 def in_use(mix: str, rule: str, seed: int) -> tuple[float, float]:

@@ -14,7 +14,16 @@ from vgpu.ctl import completion, options
 from vgpu.ctl.exit_codes import report, say
 from vgpu.ctl.new_vgpus import node_for_vgpu
 from vgpu.ctl.options import Shell, Wanted
-from vgpu.ctl.placement.room import FOREVER, WAIT, WaitOption, is_time, limit_ns, made_when_there_is_room, whole
+from vgpu.ctl.placement.room import (
+    FOREVER,
+    WAIT,
+    WaitOption,
+    is_time,
+    limit_ns,
+    made_when_there_is_room,
+    waits_for_room,
+    whole,
+)
 from vgpu.ctl.present import progress
 from vgpu.errors import ErrorCode, VgpuError, not_yours
 from vgpu.share import MEANING
@@ -45,16 +54,17 @@ class LaunchingCommand(TyperCommand):
                 "if a variable stands there: it is not set in this shell",
             )
         ctx.meta[COMMAND] = command
-        return super().parse_args(ctx, whole(own))
+        return super().parse_args(ctx, whole(own) if waits_for_room(self) else own)
 
     def _divided(self, args: list[str]) -> tuple[list[str], list[str]]:
         """The words for this command, and those of the program."""
         options = [one for one in self.params if one.param_type_name == "option"]
         valued = {name for one in options if not getattr(one, "is_flag", False) for name in one.opts}
         arguments = len(self.params) - len(options)
+        waits = waits_for_room(self)
         at = 0
         while at < len(args) and args[at] != "--":
-            if args[at] == WAIT:  # its time may be left out
+            if args[at] == WAIT and waits:  # its time may be left out
                 at += 2 if at + 1 < len(args) and (is_time(args[at + 1]) or args[at + 1] == FOREVER) else 1
             elif args[at].startswith("-"):
                 at += 2 if args[at] in valued and args[at + 1 : at + 2] != ["--"] else 1

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 WAIT: Final = "--wait"
 FOREVER: Final = "forever"
+METAVAR: Final = "[TIME]"
 ASK_S: Final = 1.0
 """Between two questions for the position of a request that waits."""
 COME_BACK_S: Final = 50.0
@@ -33,7 +34,7 @@ COME_BACK_S: Final = 50.0
 WaitOption = Annotated[
     str | None,
     typer.Option(
-        WAIT, metavar="[TIME]", help="Where there is no room, wait for it: for so long, as in 10m, or without an end."
+        WAIT, metavar=METAVAR, help="Where there is no room, wait for it: for so long, as in 10m, or without an end."
     ),
 ]
 
@@ -56,6 +57,11 @@ def whole(words: list[str]) -> list[str]:
         if word == WAIT and not is_time(following) and following != FOREVER:
             found.append(FOREVER)
     return found
+
+
+def waits_for_room(command: TyperCommand) -> bool:
+    """Whether the command's ``--wait`` is the one of this module. ``ray-worker`` has another."""
+    return any(WAIT in one.opts and getattr(one, "metavar", "") == METAVAR for one in command.params)
 
 
 class WaitingCommand(TyperCommand):
