@@ -13,7 +13,7 @@ from typing import Final
 import pytest
 
 from client_hook import interpreter
-from tests.integration.node import ROOT, SimulatedNode
+from tests.integration.node import ROOT, SimulatedNode, eventually
 from vgpu.errors import VgpuError
 from vgpu.nodes.file import load
 
@@ -110,6 +110,26 @@ def test_create_takes_the_node_that_the_policy_chooses_and_ls_lists_all(nodes: S
     whole = nodes("top", "--once").stdout
     assert [line.split()[:2] for line in whole.splitlines()[:3]] == [["NODE", "GPU"], ["alpha", "0"], ["beta", "0"]]
     assert all(place[2] in whole for place in places)
+
+
+@pytest.mark.slow
+def test_usage_is_summed_over_the_nodes(nodes: Several) -> None:
+    made = [nodes("create", "--sm", "40", "--mem", "8G").stdout.strip() for _ in range(2)]
+
+    def rows() -> list[dict[str, object]] | None:
+        said = nodes("usage", "--since", "1h", "--by", "vgpu", "-o", "json")
+        found = [row for row in json.loads(said.stdout)["rows"] if row["vgpu_id"] in made]
+        return found if len(found) == 2 else None
+
+    eventually(rows, "both nodes' first rows")
+    (total,) = json.loads(nodes("usage", "--since", "1h", "-o", "json").stdout)["rows"]
+    assert total["promised_gpu_hours"] > 0
+    assert nodes("usage", "--since", "1h", "-o", "csv").stdout.count("\n") == 2
+    assert nodes("usage", "--since", "1d", "--until", "2d").returncode == 2
+    nodes.write("http://127.0.0.1:9")
+    partial = nodes("usage")
+    assert (partial.returncode, partial.stderr.splitlines()[0].startswith("vgpuctl: node alpha")) == (5, True)
+    assert partial.stdout.startswith("USER")
 
 
 @pytest.mark.slow

@@ -6,19 +6,21 @@ import json
 import shlex
 import subprocess
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
 from typing import Final, Protocol, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 
 from pydantic import ValidationError
 
 from vgpu.errors import ErrorCode, VgpuError, cleaned
 from vgpu.nodes.file import NodeEntry
 from vgpu.protocol.messages import Snapshot, VgpuStatus
+from vgpu.protocol.usage import UsageReport
 from vgpu.spec import VgpuSpec
 
-Model = TypeVar("Model", Snapshot, VgpuStatus)
+Model = TypeVar("Model", Snapshot, VgpuStatus, UsageReport)
 ANSWER_S: Final = 60.0
 MOST_BYTES: Final = 64 << 20
 _SSH: Final = ("ssh", "-o", "BatchMode=yes", "-o", "ConnectTimeout=10")
@@ -41,6 +43,9 @@ class Reached(Protocol):
     def create(self, spec: VgpuSpec, gpu: int, words: Sequence[str]) -> VgpuStatus:
         """``words``: the options that describe ``spec``."""
 
+    def usage(self, since_unix_s: float, until_unix_s: float, by: str) -> UsageReport:
+        """As ``vgpuctl usage`` there."""
+
     def run(self, words: Sequence[str], *, terminal: bool) -> int:
         """``vgpuctl WORDS`` there, with this process's input and output; the exit code."""
 
@@ -58,6 +63,10 @@ class OverHttp:
 
     def create(self, spec: VgpuSpec, gpu: int, words: Sequence[str]) -> VgpuStatus:
         return _read(VgpuStatus, self._ask("POST", f"vgpus?gpu={gpu}", spec.model_dump_json(exclude_none=True)))
+
+    def usage(self, since_unix_s: float, until_unix_s: float, by: str) -> UsageReport:
+        asked = urlencode({"since_unix_s": since_unix_s, "until_unix_s": until_unix_s, "by": by})
+        return _read(UsageReport, self._ask("GET", f"usage?{asked}"))
 
     def run(self, words: Sequence[str], *, terminal: bool) -> int:
         """A few commands, each with one vGPU and no option. They print the vGPU as JSON."""
@@ -130,6 +139,10 @@ class OverSsh:
     def create(self, spec: VgpuSpec, gpu: int, words: Sequence[str]) -> VgpuStatus:
         return _read(VgpuStatus, self._ask(["create", *words, "--gpu", str(gpu), "-o", "json"]))
 
+    def usage(self, since_unix_s: float, until_unix_s: float, by: str) -> UsageReport:
+        times = ["--since", _clock(since_unix_s), "--until", _clock(until_unix_s)]
+        return _read(UsageReport, self._ask(["usage", *times, "--by", by, "-o", "json"]))
+
     def run(self, words: Sequence[str], *, terminal: bool) -> int:
         force = ["-t"] if terminal else []
         try:
@@ -157,6 +170,10 @@ class OverSsh:
         reason = cleaned(said or (lines[-1] if lines else f"exit code {done.returncode}"), 1000)
         hint = next((line.partition("→ ")[2] for line in lines if "→ " in line), "")
         raise VgpuError(_CODES.get(done.returncode, ErrorCode.INTERNAL), reason, cleaned(hint))
+
+
+def _clock(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, tz=UTC).isoformat(timespec="seconds")
 
 
 def _no_ssh(error: OSError) -> VgpuError:

@@ -61,15 +61,26 @@ def usage(
     ] = Form.TABLE,
 ) -> None:
     """GPU-hours that were promised, used and wasted."""
-    from vgpu.ctl.present import output, tables
+    from vgpu.ctl.present import tables
     from vgpu.node.link import ControlLink
 
+    begin, end = between(since, until)
+    with ControlLink() as node:
+        show(tables.with_users(node.usage(since_unix_s=begin, until_unix_s=end, by=by.value)), form)
+
+
+def between(since: str | None, until: str | None) -> tuple[float, float | None]:
+    """The two times, in seconds since 1970; None: now. ``VgpuError`` (invalid): one of them is none."""
     begin = max(0.0, parse_since(since))
     end = None if until is None else max(0.0, parse_since(until, option="--until"))
     if (time.time() if end is None else end) <= begin:
         raise VgpuError(ErrorCode.INVALID, "--until is not after --since", "vgpuctl usage --since 7d --until 1d")
-    with ControlLink() as node:
-        found = tables.with_users(node.usage(since_unix_s=begin, until_unix_s=end, by=by.value))
+    return begin, end
+
+
+def show(found: UsageReport, form: Form) -> None:
+    from vgpu.ctl.present import output
+
     if form is Form.JSON:
         output.print_json(found)
     elif form is Form.CSV:

@@ -1,4 +1,4 @@
-"""vgpuctl --nodes FILE: ls, create and top over several nodes, and other commands with NODE/VGPU."""
+"""vgpuctl --nodes FILE: ls, create, top and usage over several nodes, and other commands with NODE/VGPU."""
 
 from __future__ import annotations
 
@@ -7,23 +7,27 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
 from vgpu.ctl import options
 from vgpu.ctl.commands import LAUNCHING
 from vgpu.ctl.exit_codes import Exit, report, say
+from vgpu.ctl.observe.usage import SINCE, By, Form, between, show
 from vgpu.ctl.options import Created, Listed, Wanted
 from vgpu.ctl.present import output, tables
 from vgpu.ctl.present.output import Column
+from vgpu.ctl.time_options import SinceOption
 from vgpu.errors import ErrorCode, VgpuError
 
 if TYPE_CHECKING:
     from vgpu.nodes.file import NodesFile
     from vgpu.nodes.reach import Reached
     from vgpu.protocol.messages import Snapshot
+    from vgpu.protocol.usage import UsageReport
 
+Answer = TypeVar("Answer")
 OPTION: Final = "--nodes"
 COLUMN: Final = Column("NODE")
 CREATE: Final = "create"
@@ -60,11 +64,17 @@ class Nodes:
 
     def snapshots(self) -> tuple[dict[str, Snapshot], dict[str, VgpuError]]:
         """Of those that answer, and why the others do not."""
+        return self._of_each(lambda node: node.snapshot())
+
+    def usage(self, since: float, until: float, by: str) -> tuple[dict[str, UsageReport], dict[str, VgpuError]]:
+        return self._of_each(lambda node: node.usage(since, until, by))
+
+    def _of_each(self, question: Callable[[Reached], Answer]) -> tuple[dict[str, Answer], dict[str, VgpuError]]:
         from concurrent.futures import ThreadPoolExecutor
 
-        def ask(node: Reached) -> Snapshot | VgpuError:
+        def ask(node: Reached) -> Answer | VgpuError:
             try:
-                return node.snapshot()
+                return question(node)
             except VgpuError as error:
                 return error
 
@@ -94,6 +104,7 @@ def application(file: Path, words: Sequence[str]) -> typer.Typer:
     app.command("ls")(_ls(nodes))
     app.command(CREATE)(_create(nodes, words))
     app.command("top")(_top(nodes))
+    app.command("usage")(_usage(nodes))
     return app
 
 
@@ -218,6 +229,30 @@ def _top(nodes: Nodes) -> Callable[..., int]:
             return Exit.OK
 
     return top
+
+
+def _usage(nodes: Nodes) -> Callable[..., int]:
+    def usage(
+        since: SinceOption = SINCE,
+        until: Annotated[
+            str | None, typer.Option("--until", metavar="TIME", help="As --since; by default now.", show_default=False)
+        ] = None,
+        by: Annotated[By, typer.Option("--by", help="One row for each of them.")] = By.USER,
+        form: Annotated[
+            Form, typer.Option("-o", "--output", help="A table for people, JSON or CSV for programs.")
+        ] = Form.TABLE,
+    ) -> int:
+        """GPU-hours that were promised, used and wasted on all nodes."""
+        from vgpu.nodes.merge import merged
+
+        begin, end = between(since, until)
+        reports, failed = nodes.usage(begin, time.time() if end is None else end, by.value)
+        if reports:
+            show(merged(reports), form)
+        sys.stdout.flush()
+        return _complain(failed)
+
+    return usage
 
 
 def _reading(nodes: Nodes) -> int:
