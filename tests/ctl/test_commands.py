@@ -19,7 +19,8 @@ from vgpu.ctl.main import run
 from vgpu.ctl.present.tables import used_of
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.node.starting import did_not_start
-from vgpu.protocol.messages import Create, GetQuota, Remove, Set, SetGpu
+from vgpu.protocol.messages import Create, Remove, Set, SetGpu
+from vgpu.protocol.tenancy import GetQuota
 from vgpu.share import MEANING
 from vgpu.spec import VgpuSpec
 from vgpu.units import GIB, MIB

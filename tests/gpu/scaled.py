@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from benchmarks.node import Node
+from benchmarks.node import Node, plain_environment
 from vgpu.node.link import ControlLink
 
 LEAST, MOST = 20, 60
@@ -95,6 +95,26 @@ class Program:
             if end is not None:
                 end.close()
         self._node.run("rm", "-f", self.vgpu)
+
+
+def without_vgpus(node: Node, percent: int) -> float:
+    """The 95th percentile of the latency in milliseconds of the same program in no vGPU: the worst of three seconds."""
+    command, pipe = [sys.executable, "-m", "tests.gpu.requests"], subprocess.PIPE
+    environment = plain_environment(node if node.simulated else None)
+    with subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, text=True) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write(f"{percent}\n")
+        program.stdin.flush()
+        found: list[float] = []
+        for line in program.stdout:
+            report = json.loads(line)
+            if report.get("percent") == percent and report["p95_ms"] is not None:
+                found.append(float("inf") if report["given_up"] else report["p95_ms"])
+            if len(found) == 2 * GOOD:
+                break
+        program.kill()
+    return max(found[-GOOD:])
 
 
 def course(node: Node) -> Course:

@@ -8,11 +8,23 @@ import sys
 
 import pytest
 
-from benchmarks.node import Node
-from tests.gpu.scaled import course
+from benchmarks.node import Node, plain_environment
+from tests.gpu.scaled import HIGH, LOW, course, without_vgpus
 from vgpu.node.link import ControlLink
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
+
+
+def test_the_same_program_without_vgpus(node: Node) -> None:
+    """The baselines: alone, and beside a busy program in the driver's time slices."""
+    alone = {percent: without_vgpus(node, percent) for percent in (LOW, HIGH)}
+    busy = [sys.executable, "-m", "vgpu.workload", "--seconds", "60"]
+    with subprocess.Popen(busy, env=plain_environment(None), stdout=subprocess.DEVNULL) as neighbour:
+        try:
+            beside = {percent: without_vgpus(node, percent) for percent in (LOW, HIGH)}
+        finally:
+            neighbour.kill()
+    print(f"without vGPUs, p95 in ms by percent of demand: alone {alone}, beside a busy program {beside}")
 
 
 def test_the_size_follows_a_demand_that_doubles_and_falls(node: Node) -> None:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from benchmarks.node import Node
+from benchmarks.node import Node, plain_environment
 from vgpu.node.link import ControlLink
 from vgpu.queueing.rules import QueueRules
 from vgpu.quotas.quota import Quotas
@@ -32,6 +32,13 @@ print(rounds, longest, bool((block == 7).all()), flush=True)
 def started(node: Node, seconds: int, *words: str) -> subprocess.Popen[str]:
     argv = [*node.vgpuctl, "run", "--mem", "8G", *words, "--", sys.executable, "-c", PROGRAM, str(seconds)]
     return subprocess.Popen(argv, env=node.environment, stdout=subprocess.PIPE, text=True)
+
+
+def test_the_same_program_alone_without_vgpus() -> None:
+    """The baseline: the driver has no priorities between programs, and suspends none."""
+    argv = [sys.executable, "-c", PROGRAM, "8"]
+    done = subprocess.run(argv, env=plain_environment(None), capture_output=True, text=True, check=True)
+    print(f"without vGPUs, 8 s alone: {done.stdout.split()}")
 
 
 def test_a_program_makes_room_and_goes_on(node: Node) -> None:

@@ -15,7 +15,8 @@ from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, state
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.claims import Claim
-from vgpu.protocol.messages import QueueReading, VgpuStatus
+from vgpu.protocol.messages import VgpuStatus
+from vgpu.protocol.tenancy import QueueReading
 from vgpu.queueing.rules import QueueRules
 from vgpu.quotas.quota import Quotas
 from vgpu.spec import VgpuSpec

@@ -14,7 +14,7 @@ import pytest
 from tests.integration.commands import vgpuctl
 from tests.integration.node import ROOT, SimulatedNode, eventually
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.messages import QueueReading
+from vgpu.protocol.tenancy import QueueReading
 from vgpu.quotas.quota import Quotas
 from vgpu.spec import VgpuChanges, VgpuSpec
 

@@ -72,7 +72,6 @@ class Bench:
             cast(PlaceKeeper, self),
             self.quotas,
             self.admit,
-            self.allow,
             cast(Any, self),
             placement="spread",
             rules=QueueRules(patience_ns=LONG_NS),
@@ -95,10 +94,6 @@ class Bench:
 
     remembers = False
     expected: ClassVar[frozenset[object]] = frozenset()
-
-    async def allow(self, _: Entry, gpus: tuple[int, ...]) -> tuple[int, ...]:
-        await trio.lowlevel.checkpoint()
-        return gpus
 
     async def admit(self, entry: Entry, gpus: tuple[int, ...]) -> Creation:
         self.tried.append(entry.spec.name or "")
@@ -166,7 +161,7 @@ async def test_no_gpu_is_kept_for_a_request_that_its_quota_keeps_out() -> None:
         nursery.start_soon(made.queue.wait, await made.entry("bob", 2, 1), 60)
         await settled()
         assert set(made.queue.kept.values()) == {"2/bob"}
-        reasons = {one.spec.name: one.reason for one in made.queue.list().waiting}
+        reasons = {one.spec.name: one.reason for one in made.queue.reading().waiting}
         assert "uid 1 has 100 % of the 100 % of a GPU that the quota of everyone allows" in reasons["ann"]
         assert reasons["bob"].startswith("GPU 0, the emptiest, has 0 %")
         made.vgpus = (taken("one", 1, 50),)
@@ -235,7 +230,7 @@ async def test_what_subordinate_uids_hold_counts_as_their_owners() -> None:
         nursery.start_soon(made.queue.wait, await made.entry("ann", 1, 0), 60)
         nursery.start_soon(made.queue.wait, await made.entry("bob", 2, 1), 60)
         await settled()
-        assert [one.spec.name for one in made.queue.list().waiting] == ["bob", "ann"]
+        assert [one.spec.name for one in made.queue.reading().waiting] == ["bob", "ann"]
 
 
 @on_its_own_clock

@@ -86,6 +86,10 @@ def test_an_option_carries_the_same_quotas(text: str) -> None:
     assert again.is_trivial == (text == "")
 
 
+def test_a_node_without_quotas_has_no_option() -> None:
+    assert quotas("").as_option() == "{}"
+
+
 def test_an_option_that_is_none_names_the_key() -> None:
     with pytest.raises(VgpuError, match=r"quota\.vgpus") as refused:
         Quotas.from_option('{"vgpus": "many"}')

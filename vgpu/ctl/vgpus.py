@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from vgpu.node.link import ControlLink
-    from vgpu.protocol.messages import QueueReading, VgpuDetail, VgpuStatus
+    from vgpu.protocol.messages import VgpuDetail, VgpuStatus
+    from vgpu.protocol.tenancy import QueueReading
     from vgpu.spec import VgpuChanges
 
 

@@ -24,7 +24,7 @@ from vgpu.node.readings import only
 from vgpu.node.routing import find_gpu, find_vgpu, serving
 from vgpu.node.servers import ServerProcess
 from vgpu.node.survey import SILENT, StatusCollector
-from vgpu.node.tenancy.admission import Admission, Client, Queues
+from vgpu.node.tenancy.admission import Admission, Client
 from vgpu.node.tenancy.quotas import NodeQuotas
 from vgpu.node.tenancy.reclaim import Reclaimer
 from vgpu.node.usage import UsageKeeper
@@ -42,8 +42,6 @@ from vgpu.protocol.messages import (
     Events,
     Forward,
     GetMetrics,
-    GetQueue,
-    GetQuota,
     GetSnapshot,
     GpuList,
     Gpus,
@@ -56,13 +54,9 @@ from vgpu.protocol.messages import (
     Notice,
     Processes,
     ProcessList,
-    QueueList,
-    QuotaReading,
-    QuotasSet,
     Remove,
     Resume,
     Set,
-    SetQuotas,
     Snapshot,
     Status,
     Suspend,
@@ -74,6 +68,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import TABLE, Entry, Route, entry_of
 from vgpu.protocol.service import checked, open_link, software_version
+from vgpu.protocol.tenancy import GetQueue, GetQuota, QueueList, QuotaReading, QuotasSet, SetQuotas
 from vgpu.protocol.usage import Usage, UsageReport, Why, WhyReport
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 
@@ -109,7 +104,14 @@ class NodeControl:
         self._forwarder = Forwarder(processes, survey)
         self.autoscaling = Autoscaling(survey, self._carry_out, feed.publish)
         self._admission = Admission(
-            self._forwarder, survey, quotas, placement, self.autoscaling, Queues(feed, database, queue)
+            self._forwarder,
+            survey,
+            quotas,
+            placement,
+            self.autoscaling,
+            feed=feed,
+            database=database,
+            rules=queue,
         )
         self.queue = self._admission.queue
         self.reclaimer = Reclaimer(survey, self._forwarder, feed, quotas)
@@ -242,7 +244,7 @@ class NodeControl:
     # --- readings
 
     async def _list_queue(self, _: GetQueue, __: Client) -> QueueList:
-        return self.queue.list()
+        return self.queue.reading()
 
     async def _quota(self, request: GetQuota, client: Client) -> QuotaReading:
         uid = client.uid if request.uid is None else request.uid

@@ -22,8 +22,6 @@ from vgpu.protocol.messages import (
     EventReading,
     Events,
     GetMetrics,
-    GetQueue,
-    GetQuota,
     GetSnapshot,
     GpuList,
     Gpus,
@@ -38,15 +36,10 @@ from vgpu.protocol.messages import (
     Notice,
     Processes,
     ProcessList,
-    QueueList,
-    QueueReading,
-    QuotaReading,
-    QuotasSet,
     Remove,
     Resume,
     Set,
     SetGpu,
-    SetQuotas,
     Snapshot,
     Status,
     Suspend,
@@ -57,6 +50,7 @@ from vgpu.protocol.messages import (
     Watch,
 )
 from vgpu.protocol.requests import ENTRY_OF
+from vgpu.protocol.tenancy import GetQueue, GetQuota, QueueList, QueueReading, QuotaReading, QuotasSet, SetQuotas
 from vgpu.protocol.trace import TraceChunk
 from vgpu.protocol.usage import Grouping, Usage, UsageReport, Why, WhyReport
 from vgpu.protocol.versions import PROTOCOL_VERSION, REQUEST_IDS_SINCE

@@ -32,6 +32,7 @@ from vgpu.protocol import building
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.meters import Advice, GpuMeters, VgpuMeters
 from vgpu.protocol.printed import Fields, Line
+from vgpu.protocol.tenancy import GetQueue, GetQuota, KnownSpec, SetQuotas
 from vgpu.protocol.trace import TraceChunk
 from vgpu.protocol.usage import Usage, UserUsage, Why
 from vgpu.protocol.versions import (
@@ -44,8 +45,6 @@ from vgpu.protocol.versions import (
     REQUEST_IDS_SINCE,
 )
 from vgpu.queueing.preempted import Preempted
-from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
-from vgpu.quotas.quota import Quotas
 from vgpu.spec import DurationNs, Memory, Percent, PeriodNs, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
@@ -362,28 +361,6 @@ class Watch(Request):
     vgpus: tuple[str, ...] = ()
 
 
-class GetQueue(Request):
-    """The requests that wait for room → ``QueueList``."""
-
-    op: Literal["queue"] = "queue"
-
-
-class GetQuota(Request):
-    """What a user may have, and has → ``QuotaReading``. ``uid`` None: the asker. Only root may name another user."""
-
-    op: Literal["quota"] = "quota"
-    uid: int | None = Field(default=None, ge=0, lt=1 << 32)
-
-
-class SetQuotas(Request):
-    """Replace all quotas of the node, and the rules of its queue → ``QuotasSet``. Only root or the node's own user
-    may."""
-
-    op: Literal["set-quotas"] = "set-quotas"
-    quotas: Quotas
-    queue: QueueRules = DEFAULT_RULES
-
-
 class Trace(Request):
     """Record one GPU for ``duration_ns`` (0.1 s to 5 minutes) → ``Notice`` messages with a ``TraceChunk`` each, the
     last one ``done``; then the link ends. ``work`` False: only leases and waits, which need no message to a hook."""
@@ -467,14 +444,6 @@ FORWARDS: TypeAdapter[Forward] = TypeAdapter(Forward)
 
 
 # --- readings -----------------------------------------------------------------------------------------------------
-
-
-def _without_unknown(spec: Any) -> Any:
-    return {name: spec[name] for name in VgpuSpec.model_fields if name in spec} if isinstance(spec, dict) else spec
-
-
-KnownSpec = Annotated[VgpuSpec, BeforeValidator(_without_unknown)]
-"""What a node says of a specification: a newer one has more fields."""
 
 
 class VgpuStatus(Reading):
@@ -612,50 +581,6 @@ class MigrateOutcome(Reading):
 
 class Arrival(Reading):
     """A GPU Server has taken a vGPU, or (of a trial) would."""
-
-
-class QueueReading(Reading):
-    """One request that waits. ``position``: from 1. ``kept_gpu``: the GPU that is kept for it. ``vgpu_id``: a preempted
-    vGPU, which waits for its GPU, has no request."""
-
-    request_id: str
-    vgpu_id: str = ""
-    position: int
-    owner_uid: int
-    spec: KnownSpec
-    gpu: Line = "auto"
-    since_unix_s: float
-    kept_gpu: int | None = None
-    reason: Line = ""
-
-
-class QueueList(Reading):
-    waiting: tuple[QueueReading, ...]
-
-
-class QuotaHeld(Reading):
-    """What a user's vGPUs take of the quota: promised percent of one GPU, memory, and their number."""
-
-    sm_percent: float
-    memory_bytes: int
-    vgpus: int
-
-
-class QuotaReading(Reading):
-    """``quota``: by key of the configuration file, in plain units. ``sections``: by key, the section that has it."""
-
-    uid: int
-    user: Line = ""
-    quota: Fields = Field(default_factory=dict)
-    sections: dict[str, Line] = Field(default_factory=dict)
-    held: QuotaHeld
-
-
-class QuotasSet(Reading):
-    """``over``: the vGPUs that are more than their user may have now. They stay."""
-
-    sections: int
-    over: tuple[str, ...] = ()
 
 
 class VgpuList(Reading):

@@ -24,8 +24,6 @@ from vgpu.protocol.messages import (
     EventList,
     Events,
     GetMetrics,
-    GetQueue,
-    GetQuota,
     GetSnapshot,
     GpuList,
     Gpus,
@@ -39,14 +37,10 @@ from vgpu.protocol.messages import (
     Notice,
     Processes,
     ProcessList,
-    QueueList,
-    QuotaReading,
-    QuotasSet,
     Remove,
     Resume,
     Set,
     SetGpu,
-    SetQuotas,
     Snapshot,
     Status,
     Suspend,
@@ -56,6 +50,7 @@ from vgpu.protocol.messages import (
     VgpuStatus,
     Watch,
 )
+from vgpu.protocol.tenancy import GetQueue, GetQuota, QueueList, QuotaReading, QuotasSet, SetQuotas
 from vgpu.protocol.usage import Usage, UsageReport, Why, WhyReport
 
 

@@ -142,8 +142,8 @@ class Quotas(Quota):
         return sum(not quota.is_empty for quota in (self.everyone, *subsections))
 
     def as_option(self) -> str:
-        """What the file has, as JSON: its keys that have a value."""
-        return self.model_dump_json(by_alias=True, exclude_none=True)
+        """The keys of the file that have a value, as JSON."""
+        return self.model_dump_json(by_alias=True, exclude_defaults=True)
 
     @classmethod
     def from_option(cls, text: str) -> Quotas:

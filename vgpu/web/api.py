@@ -27,8 +27,6 @@ from vgpu.protocol.messages import (
     EventList,
     EventReading,
     Events,
-    GetQueue,
-    GetQuota,
     GetSnapshot,
     GpuList,
     Gpus,
@@ -41,9 +39,6 @@ from vgpu.protocol.messages import (
     Processes,
     ProcessList,
     ProcessReading,
-    QueueList,
-    QueueReading,
-    QuotaReading,
     Remove,
     Resume,
     Set,
@@ -57,6 +52,7 @@ from vgpu.protocol.messages import (
 )
 from vgpu.protocol.requests import entry_of
 from vgpu.protocol.service import AnyModel, ask
+from vgpu.protocol.tenancy import GetQueue, GetQuota, QueueList, QueueReading, QuotaReading
 from vgpu.protocol.usage import Grouping, Usage, UsageReport, Why, WhyReport
 from vgpu.spec import PeriodNs, VgpuChanges, VgpuSpec, WindowNs, explain
 from vgpu.web.feed import Feed

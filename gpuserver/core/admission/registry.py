@@ -17,12 +17,13 @@ within the limit on which the change was admitted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
 from itertools import product
+from typing import Final
 
 from gpuserver.core.scheduler.leases import VgpuIndex
 from vgpu.enums import LeaseChoice, Oversubscribe
@@ -111,6 +112,31 @@ class PerUser:
     most: int = MAX_VGPUS
     kept: int = 0
     exempt: frozenset[int] = frozenset({0})
+
+
+_TEMPORAL_ONLY: Final[tuple[tuple[str, str, Callable[[VgpuSpec], bool]], ...]] = (
+    (
+        "belong to groups, which hold together in temporal mode only",
+        "remove them first: vgpuctl rm ID",
+        lambda spec: spec.group is not None,
+    ),
+    (
+        "may own more memory than the card has, which takes temporal mode",
+        "remove them first: vgpuctl rm ID",
+        lambda spec: spec.oversubscribe is not None,
+    ),
+    (
+        "are to be suspended when they are idle, which MPS does not allow",
+        "give that up first: vgpuctl set ID --idle-suspend off",
+        lambda spec: bool(spec.idle_suspend_ns),
+    ),
+    (
+        "have two bounds of --sm, and a process under MPS keeps its SMs for life",
+        "give each one value first: vgpuctl set ID --sm 30",
+        lambda spec: spec.sm_range_percent is not None,
+    ),
+)
+"""Why vGPUs keep a GPU in temporal mode, what to type, and which vGPUs."""
 
 
 class Registry:
@@ -287,34 +313,9 @@ class Registry:
         return self._in_mode(mode)[0]
 
     def _in_mode(self, mode: Mode) -> tuple[dict[str, VgpuRecord], Packing]:
-        grouped = [record.vgpu_id for record in self if record.spec.group is not None]
-        if mode is Mode.SPATIAL and grouped:
-            raise VgpuError(
-                ErrorCode.MODE,
-                f"{', '.join(grouped)} belong to groups, which hold together in temporal mode only",
-                "remove them first: vgpuctl rm ID",
-            )
-        oversubscribed = [record.vgpu_id for record in self if record.spec.oversubscribe is not None]
-        if mode is Mode.SPATIAL and oversubscribed:
-            raise VgpuError(
-                ErrorCode.MODE,
-                f"{', '.join(oversubscribed)} may own more memory than the card has, which takes temporal mode",
-                "remove them first: vgpuctl rm ID",
-            )
-        idle_suspended = [record.vgpu_id for record in self if record.spec.idle_suspend_ns]
-        if mode is Mode.SPATIAL and idle_suspended:
-            raise VgpuError(
-                ErrorCode.MODE,
-                f"{', '.join(idle_suspended)} are to be suspended when they are idle, which MPS does not allow",
-                "give that up first: vgpuctl set ID --idle-suspend off",
-            )
-        scaled_ones = [record.vgpu_id for record in self if record.spec.sm_range_percent is not None]
-        if mode is Mode.SPATIAL and scaled_ones:
-            raise VgpuError(
-                ErrorCode.MODE,
-                f"{', '.join(scaled_ones)} have two bounds of --sm, and a process under MPS keeps its SMs for life",
-                "give each one value first: vgpuctl set ID --sm 30",
-            )
+        for why, hint, is_so in _TEMPORAL_ONLY if mode is Mode.SPATIAL else ():
+            if ids := [record.vgpu_id for record in self if is_so(record.spec)]:
+                raise VgpuError(ErrorCode.MODE, f"{', '.join(ids)} {why}", hint)
         changed = {
             record.vgpu_id: self._meaning(
                 record.vgpu_id,

@@ -61,6 +61,11 @@ class Image:
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout.strip()
 
+    def logs(self, name: str) -> str:
+        """What a container has printed, its stderr too."""
+        command, pipe = [self._podman, "logs", name], subprocess.PIPE
+        return subprocess.run(command, stdout=pipe, stderr=subprocess.STDOUT, text=True, check=False, timeout=60).stdout
+
     def run(self, *words: str) -> str:
         """What a command prints in a container that cannot write."""
         return self.engine("run", "--rm", "--network", "none", "--read-only", NAME, *words)
@@ -105,7 +110,7 @@ class DaemonPod:
     def __exit__(self, *_: object) -> None:
         """pytest shows what is printed here if the test fails."""
         for container in self._containers:
-            print(self._image.engine("logs", container["name"]))
+            print(self._image.logs(container["name"]))
             self._image.engine("rm", "--force", "--time", "60", container["name"])
 
     def _flags(self, container: Mapping[str, Any]) -> list[str]:

@@ -50,15 +50,15 @@ GiB-hours   memory times how long
 """
 
 
+UntilOption = Annotated[
+    str | None, typer.Option("--until", metavar="TIME", help="As --since; by default now.", show_default=False)
+]
+ByOption = Annotated[By, typer.Option("--by", help="One row for each of them.")]
+FormOption = Annotated[Form, typer.Option("-o", "--output", help="A table for people, JSON or CSV for programs.")]
+
+
 def usage(
-    since: SinceOption = SINCE,
-    until: Annotated[
-        str | None, typer.Option("--until", metavar="TIME", help="As --since; by default now.", show_default=False)
-    ] = None,
-    by: Annotated[By, typer.Option("--by", help="One row for each of them.")] = By.USER,
-    form: Annotated[
-        Form, typer.Option("-o", "--output", help="A table for people, JSON or CSV for programs.")
-    ] = Form.TABLE,
+    since: SinceOption = SINCE, until: UntilOption = None, by: ByOption = By.USER, form: FormOption = Form.TABLE
 ) -> None:
     """GPU-hours that were promised, used and wasted."""
     from vgpu.ctl.present import tables

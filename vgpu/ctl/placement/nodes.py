@@ -14,7 +14,7 @@ import typer
 from vgpu.ctl import options
 from vgpu.ctl.commands import LAUNCHING
 from vgpu.ctl.exit_codes import Exit, report, say
-from vgpu.ctl.observe.usage import SINCE, By, Form, between, show
+from vgpu.ctl.observe.usage import SINCE, By, ByOption, Form, FormOption, UntilOption, between, show
 from vgpu.ctl.options import Created, Listed, Wanted
 from vgpu.ctl.present import output, tables
 from vgpu.ctl.present.output import Column
@@ -233,14 +233,7 @@ def _top(nodes: Nodes) -> Callable[..., int]:
 
 def _usage(nodes: Nodes) -> Callable[..., int]:
     def usage(
-        since: SinceOption = SINCE,
-        until: Annotated[
-            str | None, typer.Option("--until", metavar="TIME", help="As --since; by default now.", show_default=False)
-        ] = None,
-        by: Annotated[By, typer.Option("--by", help="One row for each of them.")] = By.USER,
-        form: Annotated[
-            Form, typer.Option("-o", "--output", help="A table for people, JSON or CSV for programs.")
-        ] = Form.TABLE,
+        since: SinceOption = SINCE, until: UntilOption = None, by: ByOption = By.USER, form: FormOption = Form.TABLE
     ) -> int:
         """GPU-hours that were promised, used and wasted on all nodes."""
         from vgpu.nodes.merge import merged

@@ -12,7 +12,7 @@ from vgpu.ctl.options import Output, OutputOption
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from vgpu.protocol.messages import QueueReading
+    from vgpu.protocol.tenancy import QueueReading
 
 
 def queue(form: OutputOption = Output.TABLE) -> None:

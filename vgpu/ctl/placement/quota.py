@@ -11,7 +11,7 @@ from vgpu.ctl.options import Output, OutputOption
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vgpu.protocol.messages import QuotaReading
+    from vgpu.protocol.tenancy import QuotaReading
 
 
 def quota(

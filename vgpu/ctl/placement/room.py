@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from vgpu.node.link import ControlLink
-    from vgpu.protocol.messages import QueueReading, VgpuStatus
+    from vgpu.protocol.messages import VgpuStatus
+    from vgpu.protocol.tenancy import QueueReading
 
 WAIT: Final = "--wait"
 FOREVER: Final = "forever"

@@ -33,6 +33,19 @@ _Started = wire.message("v1beta1.PreStartContainerResponse")
 OPTIONS: Final = _Options(get_preferred_allocation_available=True)
 
 
+def methods_of(
+    watch: Callable[..., Any], prefer: Callable[..., Any], allocate: Callable[..., Any]
+) -> dict[str, Callable[..., Any]]:
+    """The methods that the kubelet calls, by their names."""
+    return {
+        "GetDevicePluginOptions": lambda _: OPTIONS,
+        "ListAndWatch": watch,
+        "GetPreferredAllocation": prefer,
+        "Allocate": allocate,
+        "PreStartContainer": lambda _: _Started(),
+    }
+
+
 class Plugin:
     """One resource. ``held``: the claims of the vGPUs that containers have, by the devices that the kubelet gave them;
     ``VgpuError``."""
@@ -48,13 +61,7 @@ class Plugin:
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
-        return {
-            "GetDevicePluginOptions": lambda _: OPTIONS,
-            "ListAndWatch": self.watch,
-            "GetPreferredAllocation": self.prefer,
-            "Allocate": self.allocate,
-            "PreStartContainer": lambda _: _Started(),
-        }
+        return methods_of(self.watch, self.prefer, self.allocate)
 
     def refresh(self) -> None:
         """Read the node, and say what changed. While it does not answer, its devices are what they were: the kubelet

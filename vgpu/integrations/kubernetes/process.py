@@ -133,7 +133,7 @@ def serve_assumed(options: Options) -> None:
             Regularly("the removal of vGPUs of pods that are over", NAMING_S, served.tidy),
         ]
         for resource in offered:
-            one = allocate.Counter(resource, served)
+            one = allocate.AssumedPlugin(resource, served)
             sockets = PluginSockets(options.places, resource.name, one.methods, plugin.OPTIONS)
             stack.callback(sockets.close)
             stack.callback(one.close)

@@ -55,15 +55,6 @@ class Client:
             creation.close()
 
 
-@dataclass(frozen=True, slots=True)
-class Queues:
-    """What the queue needs besides: the node's events, its database, and the rules."""
-
-    feed: EventFeed
-    database: NodeDatabase
-    rules: QueueRules
-
-
 class Admission:
     """Makes vGPUs for clients. Admissions run one after the other, so that no name is given twice and no quota is
     exceeded. What follows an admission runs in parallel."""
@@ -75,7 +66,10 @@ class Admission:
         quotas: NodeQuotas,
         placement: PlacementName,
         autoscaling: Autoscaling,
-        queue: Queues,
+        *,
+        feed: EventFeed,
+        database: NodeDatabase,
+        rules: QueueRules,
     ) -> None:
         self._forwarder = forwarder
         self._survey = survey
@@ -86,14 +80,13 @@ class Admission:
         self._autoscaling = autoscaling
         self.queue = Queue(
             survey,
-            queue.feed,
-            PlaceKeeper(queue.database),
+            feed,
+            PlaceKeeper(database),
             quotas,
             self._admit_waiting,
-            self._allow_waiting,
             forwarder,
             placement=placement,
-            rules=queue.rules,
+            rules=rules,
         )
 
     async def create(self, request: Create, client: Client) -> VgpuStatus:
@@ -217,16 +210,6 @@ class Admission:
             entry.allowance = allowance
             found = self._within_quota(found, entry.request, entry.spec, allowance, snapshot)
             return await self._first_that_admits(found, snapshot, entry.request, entry.owner_uid, entry.asker)
-
-    async def _allow_waiting(self, entry: Entry, gpus: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of ``gpus`` on which a request of the queue is within its quota."""
-        allowance = await self._quotas.allowance(entry.owner_uid)
-        snapshot = await self._survey.snapshot()
-        found = [gpu for gpu in snapshot.gpus if gpu.index in gpus]
-        try:
-            return tuple(gpu.index for gpu in self._within_quota(found, entry.request, entry.spec, allowance, snapshot))
-        except VgpuError:
-            return ()
 
     async def _admit(self, request: Create, allowance: Allowance, owner_uid: int, asker: Process) -> Creation:
         snapshot = await self._survey.snapshot()

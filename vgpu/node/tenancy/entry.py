@@ -10,13 +10,13 @@ import trio
 from vgpu.errors import VgpuError
 from vgpu.identity import Process
 from vgpu.node.creation import Creation
+from vgpu.node.tenancy.figures import parts
 from vgpu.node.tenancy.places import Place
 from vgpu.placement.box import request
 from vgpu.placement.state import Request
 from vgpu.protocol.messages import Create, GpuStatus
 from vgpu.queueing.order import User
 from vgpu.quotas.quota import Allowance
-from vgpu.share import PPM
 from vgpu.spec import VgpuSpec
 
 
@@ -81,13 +81,3 @@ class Entry:
             return
         self.creation, self.error = creation, error
         self.done.set()
-
-
-def parts(asked: Iterable[tuple[GpuStatus, Request]]) -> dict[int, float]:
-    """By GPU, the part of the scarcer of time and memory that is asked for. A GPU with too little memory is left
-    out."""
-    return {
-        gpu.index: max(asks.time_ppm / PPM, asks.memory_bytes / (gpu.total_memory_bytes or 1))
-        for gpu, asks in asked
-        if asks.memory_bytes <= gpu.total_memory_bytes
-    }

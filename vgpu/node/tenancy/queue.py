@@ -12,41 +12,34 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final, NoReturn, TypeAlias
 
 import trio
 
+from vgpu.autoscale.readings import readings_of
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.loggers import get_logger
 from vgpu.node.creation import Creation
 from vgpu.node.feed import EventFeed
 from vgpu.node.forwarding import Forwarder
-from vgpu.node.routing import find_gpu
 from vgpu.node.survey import StatusCollector
-from vgpu.node.tenancy.entry import Entry, parts
+from vgpu.node.tenancy import figures
+from vgpu.node.tenancy.entry import Entry
 from vgpu.node.tenancy.places import Place, PlaceKeeper
 from vgpu.node.tenancy.preemption import PRIORITIES, Preemption, preempted
 from vgpu.node.tenancy.quotas import NodeQuotas
-from vgpu.placement.box import left, ranked, request
-from vgpu.placement.state import Gpu
-from vgpu.protocol.messages import (
-    Create,
-    EventReading,
-    GpuStatus,
-    QueueList,
-    QueueReading,
-    Snapshot,
-    VgpuStatus,
-)
-from vgpu.queueing.order import Candidate, Order, Room, User, Waiting, ordered
+from vgpu.placement.box import ranked, request
+from vgpu.protocol.messages import EventReading, GpuStatus, Snapshot, VgpuStatus
+from vgpu.protocol.tenancy import QueueList, QueueReading
+from vgpu.queueing.order import Candidate, Order, User, Waiting, ordered
 from vgpu.queueing.preempted import Preempted
 from vgpu.queueing.rules import DEFAULT_RULES, QueueRules
 from vgpu.quotas.checks import NOTHING
 from vgpu.quotas.quota import Allowance
-from vgpu.share import PPM
-from vgpu.spec import VgpuSpec, as_options
+from vgpu.spec import as_options
 from vgpu.units import counted, format_bytes, format_duration
 
 log = get_logger(__name__)
@@ -65,8 +58,6 @@ NO_ROOM: Final = frozenset(
 
 Admit: TypeAlias = Callable[[Entry, tuple[int, ...]], Awaitable[Creation]]
 """Admits the request on the first of these GPUs that takes it."""
-Allow: TypeAlias = Callable[[Entry, tuple[int, ...]], Awaitable[tuple[int, ...]]]
-"""Those of these GPUs on which the request is within its quota."""
 
 
 class Queue:
@@ -79,7 +70,6 @@ class Queue:
         places: PlaceKeeper,
         quotas: NodeQuotas,
         admit: Admit,
-        allow: Allow,
         forwarder: Forwarder,
         *,
         placement: str,
@@ -91,7 +81,6 @@ class Queue:
         self._places = places
         self._quotas = quotas
         self._admit = admit
-        self._allow = allow
         self._placement = placement
         self._entries: dict[Place, Entry] = {}
         self._order = Order()
@@ -147,7 +136,7 @@ class Queue:
                 del self._entries[entry.place]
             self._wake()
 
-    def list(self) -> QueueList:
+    def reading(self) -> QueueList:
         """The requests in the order in which they are tried."""
         by_id = {entry.key: entry for entry in self._entries.values()}
         found: list[QueueReading] = []
@@ -226,7 +215,8 @@ class Queue:
             entries = {entry.key: entry for entry in self._entries.values() if not entry.done.is_set()}
             self._block(snapshot, entries.values())
             self._order = self._ordered(snapshot, entries)
-            rooms = {gpu.index: _with_growth(gpu, snapshot) for gpu in snapshot.gpus}
+            grown = readings_of(None, snapshot, 0.0)
+            rooms = {gpu.index: figures.with_what_is_given_back(gpu, grown) for gpu in snapshot.gpus}
             gpus = {gpu.index: gpu for gpu in snapshot.gpus}
             full: dict[tuple[tuple[int, ...], int | None], str] = {}
             for candidate in self._order.candidates:
@@ -273,8 +263,8 @@ class Queue:
                     log.warning("the quotas of users that wait are not known", reason=error.message)
                     return
             entry.allowance = allowances[uid]
-            wanted = _wanted(entry.request, gpus)
-            never = self._quotas.refusal(entry.spec, wanted, entry.allowance, entry.claim)
+            may_have = figures.wanted(entry.request, gpus)
+            never = self._quotas.refusal(entry.spec, may_have, entry.allowance, entry.claim)
             if never is not None:
                 entry.end(None, never)
         self._judged_by = quotas
@@ -292,17 +282,17 @@ class Queue:
             held, of_claims = by_user.get(entry.user, NOTHING), by_claim.get(entry.claim, NOTHING)
             facts = held, of_claims, cards, entry.allowance, self._quotas.quotas
             if facts != entry.judged:
-                wanted = _wanted(entry.request, gpus)
-                refusal = self._quotas.refusal(entry.spec, wanted, entry.allowance, entry.claim, held, of_claims)
+                may_have = figures.wanted(entry.request, gpus)
+                refusal = self._quotas.refusal(entry.spec, may_have, entry.allowance, entry.claim, held, of_claims)
                 entry.judged, entry.blocked = facts, "" if refusal is None else refusal.message
 
     async def _try(self, entry: Entry, candidate: Candidate, snapshot: Snapshot) -> bool:
         """Whether the order has changed: the request has its vGPU, or is refused for good."""
         usable = [gpu for gpu in snapshot.gpus if gpu.index in candidate.gpus]
         # Where vGPUs have grown beyond their guarantee, the admission may take that back.
-        grown = any(vgpu.spec.scales for vgpu in snapshot.vgpus)
+        grown = {reading.gpu for reading in readings_of(None, snapshot, 0.0)}
         ranks = ranked(self._placement, usable, snapshot.vgpus, entry.spec)
-        best = [rank.gpu.index for rank in ranks if rank.reasons or grown]
+        best = [rank.gpu.index for rank in ranks if rank.reasons or rank.gpu.index in grown]
         if not best:
             entry.reason = self._why(entry, candidate, snapshot)
             return False
@@ -320,7 +310,7 @@ class Queue:
 
     def _bring_back(self, vgpu: VgpuStatus, candidate: Candidate, snapshot: Snapshot, nursery: trio.Nursery) -> None:
         """Begin to resume a preempted vGPU, if its GPU has room. The move of its memory holds up no other request."""
-        gpu = next((gpu for gpu in _open(snapshot) if gpu.index == vgpu.gpu_index), None)
+        gpu = next((gpu for gpu in figures.open_gpus(snapshot) if gpu.index == vgpu.gpu_index), None)
         assert vgpu.preempted is not None
         if self._is_expected(vgpu.preempted.key):
             self._preemption.reasons[vgpu.vgpu_id] = "the node waits for the request for which it was preempted"
@@ -342,12 +332,9 @@ class Queue:
             entry = entries.get(candidate.request.request_id)
             if entry is None or entry.left or entry.blocked or time.time() - entry.since_unix_s < after_s:
                 continue
-            usable = [gpu for gpu in _open(snapshot) if gpu.index in candidate.gpus]
-            if self._preemption.plan(entry.spec, usable, snapshot) is None:
-                continue
-            allowed = await self._allow(entry, tuple(gpu.index for gpu in usable))
-            plan = self._preemption.plan(entry.spec, [gpu for gpu in usable if gpu.index in allowed], snapshot)
-            if plan is None or entry.left or entry.done.is_set():
+            usable = [gpu for gpu in figures.open_gpus(snapshot) if gpu.index in candidate.gpus]
+            plan = self._preemption.plan(entry.spec, self._within_quota(entry, usable, snapshot), snapshot)
+            if plan is None:
                 continue
             if acts == self._preemption.acts:
                 mark = Preempted(entry.owner_uid, entry.request.request_id, entry.spec.priority, time.time())
@@ -356,8 +343,15 @@ class Queue:
                 self._order = self._ordered(snapshot, entries)  # the GPU is kept from now on
             return
 
+    def _within_quota(self, entry: Entry, gpus: Sequence[GpuStatus], snapshot: Snapshot) -> list[GpuStatus]:
+        """By default a vGPU's memory depends on the card's, so it may fit its quota on some GPUs alone."""
+        by_user, by_claim = self._quotas.held_now(snapshot)
+        now = by_user.get(entry.user, NOTHING), by_claim.get(entry.claim, NOTHING)
+        refusal = partial(self._quotas.refusal, entry.spec)
+        return [gpu for gpu in gpus if refusal([gpu], entry.allowance, entry.claim, *now) is None]
+
     def _ordered(self, snapshot: Snapshot, entries: Mapping[str, Entry]) -> Order:
-        serving = _open(snapshot)
+        serving = figures.open_gpus(snapshot)
         self._returning = {vgpu.vgpu_id: vgpu for vgpu in preempted(snapshot)}
         weights = {entry.owner_uid: entry.allowance.quota.weight or 1.0 for entry in entries.values()}
         waiting = [
@@ -365,7 +359,7 @@ class Queue:
                 key,
                 entry.user,
                 entry.since_unix_s,
-                entry.sizes(_wanted(entry.request, serving)),
+                entry.sizes(figures.wanted(entry.request, serving)),
                 entry.allowance.quota.weight or 1.0,
                 PRIORITIES[entry.spec.priority],
                 bool(entry.blocked),
@@ -376,13 +370,13 @@ class Queue:
             user, weight = self._quotas.source(vgpu.owner_uid), weights.get(vgpu.owner_uid, 1.0)
             own = [gpu for gpu in serving if gpu.index == vgpu.gpu_index]
             since_s = vgpu.created_unix_s if vgpu.preempted is None else vgpu.preempted.since_unix_s
-            size = parts((gpu, request(vgpu.spec, gpu)) for gpu in own)
+            size = figures.parts((gpu, request(vgpu.spec, gpu)) for gpu in own)
             waiting.append(Waiting(vgpu_id, user, since_s, size, weight, PRIORITIES[vgpu.spec.priority]))
         return ordered(
             time.time(),
             waiting,
-            self._held(snapshot),
-            {gpu.index: _room(gpu) for gpu in serving},
+            figures.held(snapshot, self._quotas.source, self._returning),
+            {gpu.index: figures.room(gpu) for gpu in serving},
             self.rules.patience_ns / 1e9,
             self._served_s,
             self._preemption.kept(
@@ -390,34 +384,9 @@ class Queue:
             ),
         )
 
-    def _held(self, snapshot: Snapshot) -> dict[User, float]:
-        """What each user holds, in GPUs of the scarcer resource."""
-        memory = {gpu.index: gpu.total_memory_bytes for gpu in snapshot.gpus}
-        found: dict[User, float] = {}
-        for vgpu in snapshot.vgpus:
-            if vgpu.vgpu_id in self._returning:
-                continue
-            user = self._quotas.source(vgpu.owner_uid)
-            total = memory.get(vgpu.gpu_index, 0) or 1
-            found[user] = found.get(user, 0.0) + _part(vgpu.spec, total)
-        return found
-
-    def _why(self, entry: Entry, candidate: Candidate, snapshot: Snapshot) -> str:
-        """Why the request waits, in one sentence."""
-        serving = _open(snapshot)
-        wanted = _wanted(entry.request, serving)
-        if not wanted:
-            return "no GPU that it may have takes vGPUs now"
-        if not candidate.gpus:
-            return "each GPU that it may have is kept for a request that has waited longer"
-        emptiest = max(
-            (gpu for gpu in wanted if gpu.index in candidate.gpus),
-            key=lambda gpu: min(_room(gpu).time, _room(gpu).memory),
-        )
-        room = left(emptiest)
-        has = f"{room.time_ppm / PPM * 100:.3g} % of its time and {format_bytes(room.memory_bytes)} of its memory left"
-        which = f"GPU {emptiest.index}" if len(candidate.gpus) == 1 else f"GPU {emptiest.index}, the emptiest,"
-        return f"{which} has {has}" + (f"; GPU {candidate.kept} is kept for it" if candidate.kept is not None else "")
+    @staticmethod
+    def _why(entry: Entry, candidate: Candidate, snapshot: Snapshot) -> str:
+        return figures.why(figures.wanted(entry.request, figures.open_gpus(snapshot)), candidate.gpus, candidate.kept)
 
     # --- what is refused at once
 
@@ -438,9 +407,9 @@ class Queue:
                 "see: vgpuctl queue",
             )
         gpus = [gpu for gpu in snapshot.gpus if gpu.total_memory_bytes]
-        wanted = _wanted(entry.request, gpus)
-        if wanted and not entry.sizes(wanted):
-            largest = max(gpu.total_memory_bytes for gpu in wanted)
+        may_have = figures.wanted(entry.request, gpus)
+        if may_have and not entry.sizes(may_have):
+            largest = max(gpu.total_memory_bytes for gpu in may_have)
             asked = format_bytes(entry.spec.memory_on(largest))
             raise VgpuError(
                 ErrorCode.NO_ROOM,
@@ -452,41 +421,3 @@ class Queue:
 
 _BEHIND: Final = "it has not been tried yet"
 _WAKE: Final = EventReading(at_unix_s=0.0, kind="queue", gpu_index=0, text="")
-
-
-def _with_growth(gpu: GpuStatus, snapshot: Snapshot) -> Gpu:
-    """What the GPU has left, with what vGPUs have beyond their lower bounds: the admission may take that back."""
-    room = left(gpu)
-    for vgpu in snapshot.vgpus:
-        if vgpu.spec.scales and vgpu.gpu_index == gpu.index:
-            time_ppm, memory_bytes = room.time_ppm, room.memory_bytes
-            if vgpu.spec.sm_range_percent is not None:
-                time_ppm += max(0, round((vgpu.spec.compute_ratio - vgpu.spec.sm_range_percent[0] / 100) * PPM))
-            if vgpu.spec.memory_range_bytes is not None:
-                memory_bytes += max(0, vgpu.memory_limit_bytes - vgpu.spec.memory_range_bytes[0])
-            room = room._replace(time_ppm=time_ppm, memory_bytes=memory_bytes)
-    return room
-
-
-def _open(snapshot: Snapshot) -> list[GpuStatus]:
-    """The GPUs that take vGPUs now."""
-    return [gpu for gpu in snapshot.gpus if gpu.state == "serving" and not gpu.draining]
-
-
-def _wanted(asked: Create, gpus: list[GpuStatus]) -> list[GpuStatus]:
-    """The GPUs that the request may have."""
-    if asked.gpu.lower() == "auto":
-        return gpus
-    try:
-        return [find_gpu(asked.gpu, gpus)]
-    except VgpuError:
-        return []
-
-
-def _part(spec: VgpuSpec, total_memory_bytes: int) -> float:
-    return max(spec.compute_ratio * spec.quota_request_ratio, spec.memory_on(total_memory_bytes) / total_memory_bytes)
-
-
-def _room(gpu: GpuStatus) -> Room:
-    room = left(gpu)
-    return Room(room.time_ppm / PPM, room.memory_bytes / (gpu.total_memory_bytes or 1))

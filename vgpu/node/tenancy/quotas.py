@@ -10,7 +10,8 @@ from dataclasses import replace
 from vgpu.errors import VgpuError
 from vgpu.groups import Groups
 from vgpu.node.sources import Owners, Source
-from vgpu.protocol.messages import GpuStatus, QuotaHeld, QuotaReading, Snapshot, VgpuStatus
+from vgpu.protocol.messages import GpuStatus, Snapshot, VgpuStatus
+from vgpu.protocol.tenancy import QuotaHeld, QuotaReading
 from vgpu.quotas.checks import NOTHING, Amount, Held, amount, check, over, with_defaults
 from vgpu.quotas.quota import QUOTA_FIELDS, Allowance, Quota, Quotas, User
 from vgpu.spec import VgpuSpec
@@ -75,18 +76,10 @@ class NodeQuotas:
             old = before.spec
             allowance = replace(allowance, quota=_stricter(allowance.quota, spec, old, gpu.total_memory_bytes))
             of_claim = None if of_claim is None else _stricter(of_claim, spec, old, gpu.total_memory_bytes)
-        whose = self.source(allowance.user.uid)
-        found = list(_amounts(snapshot, but))
-        held = Held.of(taken for vgpu, taken in found if self.source(vgpu.owner_uid) == whose)
-        check(
-            spec,
-            gpu.total_memory_bytes,
-            allowance,
-            held,
-            None
-            if of_claim is None
-            else (claim, of_claim, Held.of(taken for _, taken in found if taken.claim == claim)),
-        )
+        by_user, by_claim = self.held_now(snapshot, but)
+        held = by_user.get(self.source(allowance.user.uid), NOTHING)
+        of_claims = None if of_claim is None else (claim, of_claim, by_claim.get(claim, NOTHING))
+        check(spec, gpu.total_memory_bytes, allowance, held, of_claims)
 
     def refusal(
         self,
@@ -110,10 +103,10 @@ class NodeQuotas:
                 return None
         return refusal
 
-    def held_now(self, snapshot: Snapshot) -> tuple[dict[Source, Held], dict[str, Held]]:
-        """What each user has, and what all vGPUs of each kind of claim have."""
+    def held_now(self, snapshot: Snapshot, but: str = "") -> tuple[dict[Source, Held], dict[str, Held]]:
+        """What each user has, and what all vGPUs of each kind of claim have. ``but``: a vGPU that does not count."""
         by_user, by_claim = defaultdict[Source, list[Amount]](list), defaultdict[str, list[Amount]](list)
-        for vgpu, taken in _amounts(snapshot):
+        for vgpu, taken in _amounts(snapshot, but):
             by_user[self.source(vgpu.owner_uid)].append(taken)
             by_claim[taken.claim].append(taken)
         return (
@@ -125,16 +118,17 @@ class NodeQuotas:
         """The vGPUs of users that have more than their quota allows now."""
         found: list[str] = []
         memory = {gpu.index: gpu.total_memory_bytes for gpu in snapshot.gpus}
-        for uid in sorted({vgpu.owner_uid for vgpu in snapshot.vgpus}):
-            quota = (await self.allowance(uid)).quota
-            own = [(vgpu, taken) for vgpu, taken in _amounts(snapshot) if vgpu.owner_uid == uid]
+        by_user = defaultdict[Source, list[tuple[VgpuStatus, Amount]]](list)
+        for vgpu, taken in _amounts(snapshot):
+            by_user[self.source(vgpu.owner_uid)].append((vgpu, taken))
+        for own in by_user.values():
+            quota = (await self.allowance(own[0][0].owner_uid)).quota
             found += over(quota, [(vgpu.vgpu_id, vgpu.spec, taken, memory[vgpu.gpu_index]) for vgpu, taken in own])
         return tuple(found)
 
     def reading(self, allowance: Allowance, snapshot: Snapshot) -> QuotaReading:
         """What the user may have, and has."""
-        whose = self.source(allowance.user.uid)
-        held = Held.of(taken for vgpu, taken in _amounts(snapshot) if self.source(vgpu.owner_uid) == whose)
+        held = self.held_now(snapshot)[0].get(self.source(allowance.user.uid), NOTHING)
         return QuotaReading(
             uid=allowance.user.uid,
             user=allowance.user.name,

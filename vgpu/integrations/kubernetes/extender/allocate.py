@@ -23,7 +23,7 @@ from vgpu.integrations.kubernetes.extender import assumed, gpus
 from vgpu.integrations.kubernetes.extender.asks import SHARES
 from vgpu.integrations.kubernetes.extender.assumed import Answer, Held, Part
 from vgpu.integrations.kubernetes.extender.objects import ChangedError, Objects
-from vgpu.integrations.kubernetes.plugin import LOOK_S, OPTIONS
+from vgpu.integrations.kubernetes.plugin import LOOK_S, methods_of
 from vgpu.integrations.kubernetes.resources import KIND, Cards, Resource
 from vgpu.integrations.kubernetes.watched import Watched
 from vgpu.loggers import get_logger
@@ -37,7 +37,6 @@ _UID: Final = re.compile(r"([0-9A-Za-z-]{1,60})\.\d+")
 _Devices = wire.message("v1beta1.ListAndWatchResponse")
 _Preferred = wire.message("v1beta1.PreferredAllocationResponse")
 _Allocated = wire.message("v1beta1.AllocateResponse")
-_Started = wire.message("v1beta1.PreStartContainerResponse")
 
 
 def offered(text: str) -> tuple[Resource, ...]:
@@ -165,7 +164,7 @@ def _cdi_devices(reading: Object) -> list[str]:
     return [*gpu, f"{cdi.KIND}={reading['vgpu_id']}"]
 
 
-class Counter:
+class AssumedPlugin:
     """The plugin of one resource, with the methods that the kubelet calls."""
 
     def __init__(self, resource: Resource, served: NodeShare) -> None:
@@ -176,13 +175,7 @@ class Counter:
 
     @property
     def methods(self) -> Mapping[str, Callable[..., Any]]:
-        return {
-            "GetDevicePluginOptions": lambda _: OPTIONS,
-            "ListAndWatch": self.watch,
-            "GetPreferredAllocation": self.prefer,
-            "Allocate": self.allocate,
-            "PreStartContainer": lambda _: _Started(),
-        }
+        return methods_of(self.watch, self.prefer, self.allocate)
 
     def refresh(self) -> None:
         """Read the node, and say what changed. ``VgpuError``."""

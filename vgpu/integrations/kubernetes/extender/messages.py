@@ -74,7 +74,7 @@ def prioritized(scores: Mapping[str, int]) -> list[dict[str, Any]]:
 
 
 def inspected(reservations: Reservations, nodes: list[str]) -> dict[str, Any]:
-    """Who holds what, in MiB and percent of the time."""
+    """What the pods hold of each GPU, in MiB and percent of the time."""
     return {"nodes": [_node(reservations, name) for name in nodes]}
 
 

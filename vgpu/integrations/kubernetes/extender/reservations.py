@@ -1,7 +1,7 @@
 """The decisions of the extender, pure: pods, nodes and the time go in, and nodes, scores and GPUs come out.
 
-Who holds what is known from the annotations of pods. What is decided and not yet written is kept beside it, so that a
-GPU is promised once, however many pods are bound at the same time.
+The annotations of pods say what each pod holds. The extender keeps what it has decided and not yet written beside
+that. So it promises a GPU once, however many pods are bound at the same time.
 """
 
 from __future__ import annotations
