@@ -18,7 +18,7 @@ class ErrorCode(StrEnum):
     NO_ROOM = "no-room"  # admission: it does not fit any GPU that was allowed
     QUOTA = "quota"  # more than the quota of the user, the group or the kind of claim allows
     IN_USE = "in-use"  # processes are attached
-    FULL = "full"  # a vGPU with all process slots taken
+    FULL = "full"  # a vGPU with all process slots taken, or a queue with all its places
     REMOVED = "removed"  # the vGPU is being removed
     MODE = "mode"  # not possible in the GPU's mode
     UNREACHABLE = "unreachable"  # no process answers on the socket

@@ -105,16 +105,12 @@ def made_when_there_is_room(longest_ns: int, **asked: Any) -> Iterator[tuple[Con
                 yield node, vgpu
                 return
         except VgpuError as error:
-            if error.code not in {ErrorCode.UNREACHABLE, ErrorCode.UNAVAILABLE} or _is_full(error):
+            if error.code not in {ErrorCode.UNREACHABLE, ErrorCode.UNAVAILABLE}:
                 raise
             lost_at = lost_at or time.monotonic()
             if time.monotonic() > min(lost_at + COME_BACK_S, deadline):
                 raise
             time.sleep(0.2)
-
-
-def _is_full(error: VgpuError) -> bool:
-    return "wait already" in error.message
 
 
 @contextmanager

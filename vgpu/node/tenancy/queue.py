@@ -397,12 +397,10 @@ class Queue:
         own = sum(other.user == entry.user for other in others)
         exempt = entry.user in {0, os.geteuid()}
         if len(others) >= self.rules.most:
-            raise VgpuError(
-                ErrorCode.UNAVAILABLE, f"{counted(self.rules.most, 'request')} wait already", "try again later"
-            )
+            raise VgpuError(ErrorCode.FULL, f"{counted(self.rules.most, 'request')} wait already", "try again later")
         if own >= self.rules.most_per_user and not exempt:
             raise VgpuError(
-                ErrorCode.UNAVAILABLE,
+                ErrorCode.FULL,
                 f"{counted(own, 'request')} of yours wait already, the most by [queue] most_per_user",
                 "see: vgpuctl queue",
             )
