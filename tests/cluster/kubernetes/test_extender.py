@@ -257,7 +257,7 @@ def test_a_pod_that_another_scheduler_binds_meanwhile_gets_no_gpu(extender: Exte
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--listen", "0.0.0.0:0"], "without TLS"),
+        (["--listen", "0.0.0.0:0"], "authority of the scheduler's certificate"),
         (["--policy", "best"], "is none"),
         (["--limit", "0s"], "shorter than"),
         (["--tls-cert", "/nowhere"], "needs a certificate and its key"),

@@ -460,8 +460,8 @@ class Cluster(RuleBasedStateMachine):
         try:
             found = assumed.answer(list(self.pods.values()), pod["spec"]["nodeName"], ask.size, frozenset(self.vgpus))
         except VgpuError as error:
-            if error.code is not ErrorCode.NOT_FOUND:  # never do two pods wait
-                raise
+            if error.code is not ErrorCode.NOT_FOUND:  # one pod waits at most, and the extender placed each
+                raise AssertionError(str(error)) from error
             self.end(pod, "Failed")
             return
         assert found.last
