@@ -84,10 +84,7 @@ cuMemRangeGetAttribute ppipp 8000
 cuMemRangeGetAttributes pppppp 8000
 cuMemDiscardBatchAsync ppppp 13000 13000
 cuMemBatchDecompressAsync ppipp 12060 12060
-cuMemMapArrayAsync pip 11010 11010
-cuMemExportToShareableHandle ppip 10020
 cuMemImportFromShareableHandle ppi 10020
-cuMemGetHandleForAddressRange pppip 11070
 cuMemPoolSetAccess ppp 11020
 cuMemPoolExportToShareableHandle ppip 11020
 cuMemPoolImportFromShareableHandle ppip 11020
@@ -95,8 +92,6 @@ cuMemPoolExportPointer pp 11020
 cuMemPoolImportPointer ppp 11020
 cuMulticastCreate pp 12010
 cuMulticastAddDevice pi 12010
-cuMulticastBindMem pppppp 12010
-cuMulticastBindMem_v2 pippppp 13010
 cuMulticastBindAddr ppppp 12010
 cuMulticastBindAddr_v2 pipppp 13010
 cuMulticastUnbind pipp 12010

@@ -417,7 +417,38 @@ SYMBOLS: tuple[Symbol, ...] = (
     ),
     *_cuda("cuMemUnmap", "unsigned long long pointer, size_t size", 10020),
     *_cuda("cuMemRetainAllocationHandle", "unsigned long long* handle, void* address", 11000),
-    # ... as the driver would answer of memory that was not made to leave the card (swappable.pyx)
+    *_cuda(
+        "cuMemGetAllocationPropertiesFromHandle",
+        "void* properties, unsigned long long handle",
+        10020,
+    ),
+    *_cuda("cuMemMapArrayAsync", "void* infos, unsigned count, void* stream", 11010, twin=11010),
+    *_cuda(
+        "cuMulticastBindMem",
+        "unsigned long long multicast, size_t place, unsigned long long handle, size_t offset, size_t size, "
+        "unsigned long long flags",
+        12010,
+    ),
+    *_cuda(
+        "cuMulticastBindMem_v2",
+        "unsigned long long multicast, int device, size_t place, unsigned long long handle, size_t offset, "
+        "size_t size, unsigned long long flags",
+        13010,
+        base="cuMulticastBindMem",
+    ),
+    # ... which can leave the card (program_memory.pyx)
+    *_cuda(
+        "cuMemSetAccess",
+        "unsigned long long address, size_t size, const void* accesses, size_t count",
+        10020,
+    ),
+    *_cuda("cuMemGetAccess", "unsigned long long* flags, const void* location, unsigned long long address", 10020),
+    *_cuda(
+        "cuMemExportToShareableHandle",
+        "void* shareable, unsigned long long handle, int type, unsigned long long flags",
+        10020,
+    ),
+    # ... as the driver would answer of memory that was not made to leave the card (attributes.pyx)
     *_cuda(
         "cuMemGetAddressRange_v2",
         "unsigned long long* base, size_t* size, unsigned long long address",
@@ -427,6 +458,11 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuPointerGetAttribute", "void* value, int which, unsigned long long address", 4000),
     *_cuda("cuPointerGetAttributes", "unsigned count, int* which, void** values, unsigned long long address", 7000),
     *_cuda("cuIpcGetMemHandle", "void* handle, unsigned long long address", 4010),
+    *_cuda(
+        "cuMemGetHandleForAddressRange",
+        "void* handle, unsigned long long address, size_t size, int type, unsigned long long flags",
+        11070,
+    ),
     *_cuda("cuMemGetInfo", "unsigned* free, unsigned* total", 2000),
     *_cuda("cuMemGetInfo_v2", "size_t* free, size_t* total", 3020, base="cuMemGetInfo"),
     *_cuda("cuDeviceTotalMem", "unsigned* bytes, int device", 2000),
@@ -474,11 +510,6 @@ SYMBOLS: tuple[Symbol, ...] = (
         10020,
     ),
     *_bare("cuMemAddressFree", "unsigned long long address, size_t size", 10020),
-    *_bare(
-        "cuMemSetAccess",
-        "unsigned long long address, size_t size, const void* accesses, size_t count",
-        10020,
-    ),
     *_bare("cuStreamCreate", "void** stream, unsigned flags", 2000),
     *_bare("cuCtxRecordEvent", "void* context, void* event", 12050),
     *(s for name, arguments, base, version, twin in calls() for s in _bare(name, arguments, version, base, twin)),

@@ -216,8 +216,32 @@ cdef extern:
     int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer, size_t size) noexcept nogil
     int vgpu_free_swappable(const Block* block) noexcept nogil
     void vgpu_drop_swappable(const Block* block) noexcept nogil
+    # chunks.pyx
     int vgpu_furnish(Gate* gate, const Block* chunk, unsigned long long* handle) noexcept nogil
     void vgpu_strip(const Block* chunk) noexcept nogil
+    int vgpu_make_chunks(Gate* gate, uint64_t size, const void* properties, uint64_t* address) noexcept nogil
+    void vgpu_unmake_chunks(Gate* gate, uint64_t address, uint64_t size, uint32_t kind) noexcept nogil
+    int vgpu_make_with_room(
+        Gate* gate, uint64_t size, int (*make)(Gate*, void*) noexcept nogil, void* asked
+    ) noexcept nogil
+    # program_memory.pyx
+    bint vgpu_create_physical(
+        Gate* gate, unsigned long long* handle, size_t size, const void* properties, unsigned long long flags,
+        int* result
+    ) noexcept nogil
+    bint vgpu_release_physical(uint64_t handle, int* result) noexcept nogil
+    bint vgpu_retain_physical(unsigned long long* handle, uint64_t address, int* result) noexcept nogil
+    bint vgpu_physical_properties(void* properties, uint64_t handle, int* result) noexcept nogil
+    bint vgpu_map_physical(
+        uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags, int* result
+    ) noexcept nogil
+    bint vgpu_unmap_physical(uint64_t address, size_t size, int* result) noexcept nogil
+    bint vgpu_share_range(
+        void* handle, uint64_t address, size_t size, int type, unsigned long long flags, int* result
+    ) noexcept nogil
+    int vgpu_check_map_infos(const void* infos, unsigned int count) noexcept nogil
+    int vgpu_check_multicast(uint64_t handle) noexcept nogil
+    void vgpu_physical_of_context_died(const void* context, void* heir) noexcept nogil   # under memory_lock
     # store.pyx
     bint vgpu_map_store(Gate* gate, int fd) noexcept nogil
     void vgpu_renew_store(Gate* gate) noexcept nogil

@@ -30,6 +30,7 @@ from cython_ext.logic.meter.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.meter.event_cost cimport EventCost
 from cython_ext.logic.meter.graphs cimport GraphTable
 from cython_ext.logic.meter.meter cimport Meter, Timing, Usage
+from cython_ext.logic.memory.physical cimport PhysicalBook
 from cython_ext.logic.memory.pieces cimport Pieces
 from cython_ext.logic.memory.pools cimport PoolBook
 from cython_ext.logic.meter.transfers cimport SmallTransferBudget
@@ -49,7 +50,9 @@ cdef enum:
 
     # CUresult
     CUDA_SUCCESS = 0
+    CUDA_ERROR_INVALID_VALUE = 1
     CUDA_ERROR_OUT_OF_MEMORY = 2
+    CUDA_ERROR_DEINITIALIZED = 4
     CUDA_ERROR_DEVICE_UNAVAILABLE = 46
     CUDA_ERROR_NO_DEVICE = 100
     CUDA_ERROR_OPERATING_SYSTEM = 304
@@ -69,6 +72,8 @@ cdef enum:
 
     # ... of a chunk: its gate, and
     CHUNK_AWAY = 0x10000     # it is in the store, and has nothing on the card
+    CHUNK_PROGRAM = 0x20000  # of memory in State.physical; Block.kind is its number there
+    CHUNK_FIXED = 0x40000    # it stays on the card
 
     # What a stream is to the others
     STREAM_BLOCKING = 1      # synchronises with the legacy stream
@@ -326,9 +331,10 @@ cdef struct State:
     Waits waits              # of all threads, for the GPU ...
     Waits held_up            # ... and at a gate alone
     uint32_t dying           # contexts that are being destroyed just now
-    AllocTable handles       # under memory_lock: cuMemCreate's handle → Block (aux: references)
+    PhysicalBook physical    # under memory_lock: what cuMemCreate made, and can leave the card
+    AllocTable handles       # ... of other such memory: cuMemCreate's handle → Block (aux: references)
     AllocTable mappings      # ... address → Block (aux: handle)
-    bint swappable           # there was a swappable allocation
+    bint swappable           # there was memory that can leave the card
     AllocTable doomed        # ... swappable memory freed under a capture, as in ``allocations``
     AllocTable executables   # ... executable graph that allocates → Block (aux: when it had its memory, flags: gate)
     uint32_t taking          # how many: for a check without the lock

@@ -1,4 +1,4 @@
-"""Ledger, robust words, lock, allocation table, pieces, arenas, stores and pools of ``cython_ext/logic``, for Python.
+"""The memory books of ``cython_ext/logic``, and their locks, for Python.
 
 ``bindings_logic`` describes these bindings.
 """
@@ -15,7 +15,7 @@ from posix.unistd cimport getpid
 from cython_ext.pages.layout cimport ActivityPage, Slot, StorePage
 from cython_ext.pages.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
 from cython_ext.pages.layout cimport SLOT_ACTIVE, SLOT_FREE
-from cython_ext.logic.memory cimport alloctable, arenas, ledger, pieces, pools, store
+from cython_ext.logic.memory cimport alloctable, arenas, ledger, physical, pieces, pools, store
 from cython_ext.logic.sync cimport lock, robust, section
 from cython_ext.native cimport cas32, compiler_fence, exchange32, futex_wake, load32, load64, now_ns, store32, store64
 
@@ -531,3 +531,78 @@ cdef class PoolBook:
         cdef pools.PoolDue due
         pools.pool_settle(&self.book, taken, used, &due)
         return due.commit, due.beyond, due.cancel, due.release
+
+
+# --- physical memory of a program
+
+cdef class PhysicalBook:
+    """Addresses and handles are numbers. Methods that find nothing return None."""
+
+    cdef physical.PhysicalBook book
+
+    def __dealloc__(self):
+        alloctable.alloc_clear(&self.book.handles)
+        alloctable.alloc_clear(&self.book.mappings)
+
+    def add(self, uint64_t handle, uint64_t size, uint64_t chunk_bytes):
+        return physical.physical_add(&self.book, handle, size, chunk_bytes) != NULL
+
+    def release(self, uint64_t handle):
+        """Whether the memory goes."""
+        cdef physical.Physical* found = physical.physical_of(&self.book, handle)
+        if found == NULL or found.references == 0:
+            return None
+        if not physical.physical_release(found):
+            return False
+        physical.physical_remove(&self.book, found)
+        return True
+
+    def map(self, uint64_t handle, uint64_t address, uint64_t size):
+        cdef physical.Physical* found = physical.physical_of(&self.book, handle)
+        return None if found == NULL else physical.mapping_add(&self.book, found, address, size) != NULL
+
+    def unmap(self, uint64_t address):
+        """(handle, whether its memory goes)."""
+        cdef physical.Mapping* mapping = physical.mapping_at(&self.book, address)
+        cdef physical.Physical* found
+        cdef uint64_t handle
+        if mapping == NULL:
+            return None
+        found = mapping.physical
+        handle = found.handle
+        if not physical.mapping_remove(&self.book, mapping):
+            return handle, False
+        physical.physical_remove(&self.book, found)
+        return handle, True
+
+    def around(self, uint64_t address):
+        """(address, bytes, handle) of the mapping."""
+        cdef physical.Mapping* mapping = physical.mapping_around(&self.book, address)
+        return None if mapping == NULL else (mapping.address, mapping.bytes, mapping.physical.handle)
+
+    def is_whole(self, uint64_t address, uint64_t size):
+        return bool(physical.mappings_are_whole(&self.book, address, size))
+
+    def shown(self, uint64_t handle):
+        """Of each chunk: [(address, bytes)] in the program's mappings."""
+        cdef physical.Physical* found = physical.physical_of(&self.book, handle)
+        cdef physical.Mapping* mapping
+        cdef uint64_t offset = 0, size, part
+        if found == NULL:
+            return None
+        chunks = []
+        while offset < found.bytes:
+            size = physical.chunk_in(found, offset)
+            places = []
+            mapping = found.mappings
+            while mapping != NULL:
+                part = physical.mapped_part(mapping, offset, size)
+                if part:
+                    places.append((mapping.address + offset, part))
+                mapping = mapping.next
+            chunks.append(sorted(places))
+            offset += size
+        return chunks
+
+    def __len__(self):
+        return self.book.handles.count

@@ -10,7 +10,7 @@ import trio
 
 from cython_ext.pages.activitypage import ActivityPage
 from cython_ext.pages.grantspage import GrantsPage
-from cython_ext.readings import DEVICE, MANAGED, GrantsFlag, PageMode, SlotReading, SlotState, Where
+from cython_ext.readings import DEVICE, MANAGED, MEMORY_KINDS, GrantsFlag, PageMode, SlotReading, SlotState, Where
 from gpuserver.core.admission.origin import KEPT, Origin
 from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState, ServiceTotals
@@ -312,6 +312,11 @@ class Vgpu:
         if not self.swaps:
             return 0
         return bounded(sum(slot.committed_bytes[DEVICE] for slot in self.slots if slot.index not in self.coattached))
+
+    def committed_by_kind(self) -> dict[str, int]:
+        """Bytes of each kind of memory (``MEMORY_KINDS``), of all processes."""
+        sums = [bounded(sum(sizes)) for sizes in zip(*(slot.committed_bytes for slot in self.slots), strict=True)]
+        return dict(zip(MEMORY_KINDS, sums or [0] * len(MEMORY_KINDS), strict=False))
 
     @property
     def kept_bytes(self) -> int:

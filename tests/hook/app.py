@@ -50,7 +50,7 @@ class App(Gpu):
         return code
 
 
-def create_physical(app: App, size: int, device: int = 0) -> tuple[int, int]:
+def create_physical(app: App, size: int, device: int = 0, handle_types: int = 0) -> tuple[int, int]:
     """(CUresult, handle) of cuMemCreate."""
 
     class Properties(ctypes.Structure):
@@ -64,7 +64,7 @@ def create_physical(app: App, size: int, device: int = 0) -> tuple[int, int]:
         ]
 
     handle = c_uint64()
-    properties = Properties(type=1, location_type=1, location_id=device)
+    properties = Properties(type=1, handle_types=handle_types, location_type=1, location_id=device)
     code = app.result("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0))
     return code, handle.value
 

@@ -50,9 +50,9 @@ class Deed:
 
 DEEDS: Final = (
     *(Deed("plain", name) for name in (START, *OPERATIONS)),
-    *(Deed("swapped", name) for name in (START, "linear", "pitched", *MOVES)),
+    *(Deed("swapped", name) for name in (START, "linear", "pitched", "physical", *MOVES)),
 )
-"""What is not linear memory is the same in both; for another context "swapped" has no room."""
+"""Memory that stays on the card is the same in both; for another context "swapped" has no room."""
 
 
 class Doing:

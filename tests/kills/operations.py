@@ -52,6 +52,18 @@ class Access(ctypes.Structure):
     _fields_ = (("type", c_int), ("device", c_int), ("flags", c_int))
 
 
+def mapped(app: App, size: int) -> int:
+    """The address of memory that the program makes and maps itself. Its handle is released."""
+    place = c_uint64()
+    code, handle = create_physical(app, size)
+    assert code == 0
+    app.call("cuMemAddressReserve", byref(place), c_size_t(size), c_size_t(0), c_uint64(0), c_uint64(0))
+    app.call("cuMemMap", place, c_size_t(size), c_size_t(0), c_uint64(handle), c_uint64(0))
+    app.call("cuMemSetAccess", place, c_size_t(size), byref(Access(1, app.device, READ_WRITE)), c_size_t(1))
+    app.call("cuMemRelease", c_uint64(handle))
+    return place.value
+
+
 def physical(app: App) -> None:
     """A handle, two mappings of it, and nothing of it any more."""
     size, place = 4 * MIB, c_uint64()

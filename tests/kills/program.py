@@ -18,8 +18,10 @@ from collections.abc import Callable
 from ctypes import c_size_t, c_uint64
 
 from tests.hook.app import App
-from tests.kills.operations import OPERATIONS
+from tests.kills.operations import OPERATIONS, mapped
 
+PIECE = 2 << 20
+"""Memory of whole pieces is made and mapped by the program itself."""
 PERIOD = 65537
 """No two chunks have the same content."""
 
@@ -32,7 +34,7 @@ class Program:
     def start(self) -> bool:
         self.app = App()
         for number, size in enumerate(self.sizes):
-            address = self.app.allocate(size)
+            address = mapped(self.app, size) if size % PIECE == 0 else self.app.allocate(size)
             assert address is not None
             pattern = random.Random(f"{self.seed} {number}").randbytes(PERIOD)
             content = (pattern * (size // PERIOD + 1))[:size]

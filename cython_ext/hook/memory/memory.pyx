@@ -13,8 +13,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemFreeAsync_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_free_swappable, vgpu_gate_here, vgpu_pooled,
-    vgpu_pooled_freed, vgpu_release, vgpu_reserve, vgpu_settle_ahead, vgpu_settle_pools,
+    vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_free_swappable, vgpu_gate_here,
+    vgpu_physical_of_context_died, vgpu_pooled, vgpu_pooled_freed, vgpu_release, vgpu_reserve, vgpu_settle_ahead,
+    vgpu_settle_pools,
 )
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, Pooled, attached,
@@ -183,6 +184,7 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
     cdef Block block
     cdef uint64_t i = 0
     lock_acquire(&state().memory_lock)
+    vgpu_physical_of_context_died(context, NULL)
     while i < table.capacity:
         # a removal may shift a later block to this place, so the loop checks the place again
         if table.blocks[i].address and table.blocks[i].kind != KIND_VMM and table.blocks[i].aux == <uint64_t>context:
@@ -206,6 +208,7 @@ cdef public void vgpu_memory_inherited(void* context, void* heir) noexcept nogil
     cdef AllocTable* table = &state().allocations
     cdef uint64_t i
     lock_acquire(&state().memory_lock)
+    vgpu_physical_of_context_died(context, heir)
     for i in range(table.capacity):
         if table.blocks[i].address and table.blocks[i].kind != KIND_VMM and table.blocks[i].aux == <uint64_t>context:
             table.blocks[i].aux = <uint64_t>heir

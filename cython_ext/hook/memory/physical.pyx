@@ -1,5 +1,5 @@
 """Physical memory with mappings of its own (cuMemCreate): charged until every handle is released and every mapping
-unmapped.
+unmapped. Memory that can leave the card has a book of its own (swap/program_memory.pyx).
 
 ``State.handles``: handle → bytes, with handles and mappings not yet given up counted in Block.aux. ``State.mappings``:
 address → handle (aux).
@@ -8,9 +8,15 @@ address → handle (aux).
 from libc.stdint cimport uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuMemCreate, real_cuMemMap, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
+    real_cuMemCreate, real_cuMemGetAllocationPropertiesFromHandle, real_cuMemMap, real_cuMemMapArrayAsync,
+    real_cuMemMapArrayAsync_ptsz, real_cuMemRelease, real_cuMemRetainAllocationHandle, real_cuMemUnmap,
+    real_cuMulticastBindMem, real_cuMulticastBindMem_v2,
 )
-from cython_ext.hook.hook cimport vgpu_cancel, vgpu_commit, vgpu_release, vgpu_reserve
+from cython_ext.hook.hook cimport (
+    vgpu_cancel, vgpu_check_map_infos, vgpu_check_multicast, vgpu_commit, vgpu_create_physical, vgpu_map_physical,
+    vgpu_physical_properties, vgpu_release, vgpu_release_physical, vgpu_reserve, vgpu_retain_physical,
+    vgpu_unmap_physical,
+)
 from cython_ext.hook.state cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state
 from cython_ext.pages.layout cimport KIND_VMM
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
@@ -50,6 +56,8 @@ cdef public int cuMemCreate(
         for i in range(state().gate_count):
             if state().gates[i].device == given.location_id:
                 gate = &state().gates[i]
+        if vgpu_create_physical(gate, handle, size, properties, flags, &result):
+            return result
     if not vgpu_reserve(gate, KIND_VMM, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     result = real_cuMemCreate(handle, size, properties, flags)
@@ -71,8 +79,11 @@ cdef public int cuMemCreate(
 
 
 cdef public int cuMemRetainAllocationHandle(unsigned long long* handle, void* address) noexcept nogil:
-    cdef int result = real_cuMemRetainAllocationHandle(handle, address)
     cdef Block* block
+    cdef int result
+    if attached() and vgpu_retain_physical(handle, <uint64_t>address, &result):
+        return result
+    result = real_cuMemRetainAllocationHandle(handle, address)
     if result == CUDA_SUCCESS and attached():
         lock_acquire(&state().memory_lock)
         block = alloc_find(&state().handles, handle[0])
@@ -86,6 +97,8 @@ cdef public int cuMemRelease(unsigned long long handle) noexcept nogil:
     cdef int result
     if not attached():
         return real_cuMemRelease(handle)
+    if vgpu_release_physical(handle, &result):
+        return result
     lock_acquire(&state().memory_lock)       # held across: the driver may hand the number out again at once
     result = real_cuMemRelease(handle)
     if result == CUDA_SUCCESS:
@@ -97,9 +110,12 @@ cdef public int cuMemRelease(unsigned long long handle) noexcept nogil:
 cdef public int cuMemMap(
     unsigned long long pointer, size_t size, size_t offset, unsigned long long handle, unsigned long long flags
 ) noexcept nogil:
-    cdef int result = real_cuMemMap(pointer, size, offset, handle, flags)
     cdef Block* block
     cdef Block mapping
+    cdef int result
+    if attached() and vgpu_map_physical(pointer, size, offset, handle, flags, &result):
+        return result
+    result = real_cuMemMap(pointer, size, offset, handle, flags)
     if result == CUDA_SUCCESS and attached():
         lock_acquire(&state().memory_lock)
         block = alloc_find(&state().handles, handle)
@@ -122,6 +138,8 @@ cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nog
     cdef int result
     if not attached():
         return real_cuMemUnmap(pointer, size)
+    if vgpu_unmap_physical(pointer, size, &result):
+        return result
     lock_acquire(&state().memory_lock)
     result = real_cuMemUnmap(pointer, size)
     while result == CUDA_SUCCESS and at < pointer + size and alloc_remove(&state().mappings, at, &mapping):
@@ -129,3 +147,40 @@ cdef public int cuMemUnmap(unsigned long long pointer, size_t size) noexcept nog
         at += mapping.bytes
     lock_release(&state().memory_lock)
     return result
+
+
+# --- other calls with a handle
+
+cdef public int cuMemGetAllocationPropertiesFromHandle(void* properties, unsigned long long handle) noexcept nogil:
+    cdef int result
+    if attached() and vgpu_physical_properties(properties, handle, &result):
+        return result
+    return real_cuMemGetAllocationPropertiesFromHandle(properties, handle)
+
+
+cdef public int cuMemMapArrayAsync(void* infos, unsigned int count, void* stream) noexcept nogil:
+    cdef int result = vgpu_check_map_infos(infos, count)
+    return real_cuMemMapArrayAsync(infos, count, stream) if result == CUDA_SUCCESS else result
+
+
+cdef public int cuMemMapArrayAsync_ptsz(void* infos, unsigned int count, void* stream) noexcept nogil:
+    cdef int result = vgpu_check_map_infos(infos, count)
+    return real_cuMemMapArrayAsync_ptsz(infos, count, stream) if result == CUDA_SUCCESS else result
+
+
+cdef public int cuMulticastBindMem(
+    unsigned long long multicast, size_t place, unsigned long long handle, size_t offset, size_t size,
+    unsigned long long flags
+) noexcept nogil:
+    cdef int result = vgpu_check_multicast(handle)
+    return real_cuMulticastBindMem(multicast, place, handle, offset, size, flags) if result == CUDA_SUCCESS else result
+
+
+cdef public int cuMulticastBindMem_v2(
+    unsigned long long multicast, int device, size_t place, unsigned long long handle, size_t offset, size_t size,
+    unsigned long long flags
+) noexcept nogil:
+    cdef int result = vgpu_check_multicast(handle)
+    if result != CUDA_SUCCESS:
+        return result
+    return real_cuMulticastBindMem_v2(multicast, device, place, handle, offset, size, flags)

@@ -24,8 +24,8 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
-    BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
+    BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CHUNK_FIXED, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING,
+    CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
 )
 from cython_ext.pages.layout cimport (
     GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES, SLOT_AWAY,
@@ -33,6 +33,7 @@ from cython_ext.pages.layout cimport (
 )
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
+from cython_ext.logic.memory.physical cimport Mapping, Physical, PhysicalBook
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.native cimport (
     exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64, storei64,
@@ -112,29 +113,48 @@ cdef bint has_drained(void* context, int64_t until) noexcept nogil:
     return result == CUDA_SUCCESS
 
 
+cdef uint32_t add_context(void* context, void** contexts, uint32_t count) noexcept nogil:
+    cdef uint32_t k = 0
+    while k < count and contexts[k] != context:
+        k += 1
+    if context != NULL and k == count and count <= CONTEXTS:
+        contexts[count] = context
+        count += 1
+    return count
+
+
 cdef uint32_t add_contexts(const Gate* gate, const AllocTable* table, void** contexts, uint32_t count) noexcept nogil:
-    cdef uint32_t k
     cdef uint64_t i
     for i in range(table.capacity):
-        if not (table.blocks[i].address and table.blocks[i].flags & BLOCK_SWAPPABLE):
+        if table.blocks[i].address and table.blocks[i].flags & BLOCK_SWAPPABLE:
+            if &state().gates[table.blocks[i].flags & BLOCK_GATE] == gate:
+                count = add_context(<void*>table.blocks[i].aux, contexts, count)
+    return count
+
+
+cdef uint32_t add_contexts_of_program(const PhysicalBook* book, void** contexts, uint32_t count) noexcept nogil:
+    cdef const Physical* physical
+    cdef const Mapping* mapping
+    cdef uint64_t i
+    for i in range(book.handles.capacity):
+        if book.handles.blocks[i].address == 0:
             continue
-        if &state().gates[table.blocks[i].flags & BLOCK_GATE] != gate:
-            continue
-        k = 0
-        while k < count and contexts[k] != <void*>table.blocks[i].aux:
-            k += 1
-        if k == count and count <= CONTEXTS:
-            contexts[count] = <void*>table.blocks[i].aux
-            count += 1
+        physical = <const Physical*>book.handles.blocks[i].aux
+        count = add_context(physical.context, contexts, count)
+        mapping = physical.mappings
+        while mapping != NULL:
+            count = add_context(mapping.context, contexts, count)
+            mapping = mapping.next
     return count
 
 
 cdef uint32_t contexts_of(const Gate* gate, void** contexts) noexcept nogil:
-    """Those that made swappable memory; CONTEXTS + 1: more than that."""
+    """Those that made or mapped memory that can leave the card; CONTEXTS + 1: more than that."""
     cdef uint32_t count
     lock_acquire(&state().memory_lock)
     count = add_contexts(gate, &state().allocations, contexts, 0)
     count = add_contexts(gate, &state().doomed, contexts, count)
+    count = add_contexts_of_program(&state().physical, contexts, count)
     lock_release(&state().memory_lock)
     return count
 
@@ -184,7 +204,7 @@ cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
     cdef Block* chunk
     while mover.at < gate.chunks.capacity:
         chunk = &gate.chunks.blocks[mover.at]
-        if chunk.address and (chunk.flags & CHUNK_AWAY != 0) == away:
+        if chunk.address and (chunk.flags & CHUNK_AWAY != 0) == away and chunk.flags & CHUNK_FIXED == 0:
             return chunk
         mover.at += 1
     return NULL

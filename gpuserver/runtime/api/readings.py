@@ -315,11 +315,27 @@ def warnings_on_use(vgpu: Vgpu) -> tuple[str, ...]:
 
 
 def warnings_on_swapping(vgpu: Vgpu) -> tuple[str, ...]:
-    """What of it could leave the card, and does not."""
-    if not (vgpu.swaps and vgpu.coattached):
+    """What of it stays on the card while it is swapped out, and why."""
+    if not vgpu.swaps:
         return ()
-    programs = counted(len(vgpu.coattached), "program")
-    return (f"What {programs} that use several GPUs have allocated stays on the card: each GPU may reach into it.",)
+    found = []
+    if vgpu.coattached:
+        programs = counted(len(vgpu.coattached), "program")
+        found.append(f"The memory of {programs} that use several GPUs stays on the GPU: each GPU may reach into it.")
+    kinds = vgpu.committed_by_kind()
+    if parts := [f"{format_bytes(kinds[kind])} {name}" for kind, name in _STAYS.items() if kinds[kind]]:
+        size = format_bytes(sum(kinds[kind] for kind in _STAYS))
+        found.append(f"While it is swapped out, {size} stay on the GPU: {', '.join(parts)}.")
+    return tuple(found)
+
+
+_STAYS: Final = {
+    "vmm": "of cuMemCreate that are exported",
+    "async": "of stream-ordered pools",
+    "array": "of arrays",
+    "graph": "of graphs that allocate",
+}
+"""Memory that swap does not move, and how people know it."""
 
 
 def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:

@@ -33,10 +33,12 @@ cdef extern from "<fcntl.h>" nogil:
     int fallocate(int fd, int mode, int64_t offset, int64_t size) noexcept
 
 cdef extern from "<unistd.h>" nogil:
+    int dup(int fd) noexcept
     int ftruncate(int fd, int64_t size) noexcept
 
 cdef enum:
     GRANULARITY = 2 << 20
+    POSIX_DESCRIPTOR = 1    # CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR
     MARK_PHYSICAL = 0x50485931
 
 cdef public struct Physical:
@@ -44,6 +46,7 @@ cdef public struct Physical:
     uint32_t handles        # cuMemCreate and cuMemRetainAllocationHandle less cuMemRelease
     uint32_t mappings
     int device
+    int handle_types        # to which it may be exported
     uint64_t id
     uint64_t size
     int64_t offset
@@ -162,6 +165,7 @@ cdef public CUresult cuMemCreate(Physical** out, size_t size, const PiecePropert
         piece.mark = MARK_PHYSICAL
         piece.handles = 1
         piece.device = properties.location
+        piece.handle_types = properties.handle_types
         piece.id = drv_next_id()
         piece.size = size
         piece.offset = file_bytes
@@ -236,6 +240,7 @@ cdef public CUresult cuMemGetAllocationPropertiesFromHandle(PieceProperties* pro
     if piece != NULL:
         memset(properties, 0, sizeof(PieceProperties))
         properties.type = 1
+        properties.handle_types = piece.handle_types
         properties.location_type = 1
         properties.location = piece.device
     drv_unlock()
@@ -244,7 +249,18 @@ cdef public CUresult cuMemGetAllocationPropertiesFromHandle(PieceProperties* pro
 
 cdef public CUresult cuMemExportToShareableHandle(void* out, Physical* handle, int type,
                                                   unsigned long long flags) noexcept nogil:
-    return NOT_SUPPORTED
+    """A descriptor of the file. No process can import it."""
+    cdef Physical* piece
+    cdef int fd = -1
+    drv_lock()
+    piece = find_piece(handle)
+    if piece != NULL and type == POSIX_DESCRIPTOR and piece.handle_types & type and not flags:
+        fd = dup(file)
+    drv_unlock()
+    if fd < 0:
+        return INVALID_VALUE
+    (<int*>out)[0] = fd
+    return SUCCESS
 
 
 cdef public CUresult cuMemImportFromShareableHandle(Physical** out, void* shared, int type) noexcept nogil:
