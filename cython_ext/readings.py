@@ -192,6 +192,7 @@ class SlotReading:
     waits_ppm: int = 0
     burst_us: int = 0
     work_ns: int = 0
+    pinned_bytes: int = 0
 
     @property
     def charged_bytes(self) -> int:

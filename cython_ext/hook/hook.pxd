@@ -248,11 +248,17 @@ cdef extern:
     bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil
     void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil
     void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil
+    uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil
+    bint vgpu_pin_next(Gate* gate) noexcept nogil
+    # pin_ahead.pyx
+    void vgpu_pin_ahead(Gate* gate) noexcept nogil
     # residency_guard.pyx
     void vgpu_touch(Gate* gate) noexcept nogil
     void vgpu_touched(Gate* gate) noexcept nogil
     bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil
+    bint vgpu_try_touch(Gate* gate) noexcept nogil
     # swap.pyx
+    void* vgpu_context_for_copies(const Gate* gate) noexcept nogil
     int64_t vgpu_move(Gate* gate) noexcept nogil             # without gate.lock; the hook thread
 
 

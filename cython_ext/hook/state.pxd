@@ -161,7 +161,7 @@ cdef struct Store:
     uint64_t size
     uint64_t blocks
     uint8_t* memory          # block 0
-    uint8_t* pins            # of each segment, whether it was pinned here (PIN_*)
+    uint8_t* pins            # of each PIN_BLOCKS blocks, whether they were pinned here (PIN_*)
 
 
 cdef struct Gate:
@@ -206,8 +206,10 @@ cdef struct Gate:
     # ... host memory for it (store.pyx)
     Store store
     Store heir               # of a later server, once nothing is left in the other
-    uint64_t store_next      # the segment in which a block was found last
+    uint64_t store_next      # the part in which a block was found last
     int64_t pinning_ns       # of this move
+    uint32_t pins_ahead      # 1: a thread pins ahead of moves (pin_ahead.pyx) ...
+    uint32_t pinning         # ... and is in the driver
     uint64_t graph_round     # advanced before memory of graphs goes back to the card (atomic)
     uint32_t graphs_under_way    # between the last check of their memory and the driver (atomic)
     # --- under lock

@@ -100,6 +100,7 @@ cdef object slot_reading(int index, layout.Slot* slot, object state, object pid,
         waits_ppm=part_of(native.load32(&slot.waits_ppm)),
         burst_us=native.load32(&slot.burst_us),
         work_ns=bounded(native.load64(&slot.work_ns)),
+        pinned_bytes=bounded(native.load64(&slot.pinned_bytes)),
     )
 
 

@@ -225,7 +225,8 @@ cdef struct Slot:
     uint32_t waits_ppm       # the part of the last 200 ms in which it waited for the GPU
     uint32_t burst_us        # GPU time of the work between two waits for it, the mean weighted by work
     uint64_t work_ns         # Σ over its launches: GPU time that they take by themselves, as learned
-    uint8_t[16] reserved     # room for fields to come; a slot stays 512 bytes on x86-64
+    uint64_t pinned_bytes    # of the store, that it has pinned and could use
+    uint8_t[8] reserved      # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:

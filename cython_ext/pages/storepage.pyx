@@ -22,8 +22,15 @@ cdef extern from "<sys/mman.h>" nogil:
     int madvise(void* address, size_t size, int advice)
     const int MADV_HUGEPAGE, MADV_REMOVE
 
+cdef extern from "<sys/syscall.h>" nogil:
+    long SYS_mbind
+
+cdef extern from "<unistd.h>" nogil:
+    long syscall(long number, ...)
+
 cdef enum:
     MADV_POPULATE_WRITE = 23     # Linux 5.14
+    MPOL_PREFERRED = 1
     SMALL_PAGE = 4096
     FILE_BLOCK = 512             # of stat
 
@@ -42,9 +49,9 @@ cdef class StorePage(Page):
         return <layout.StorePage*>self.base
 
     @staticmethod
-    def create(blocks):
+    def create(blocks, numa_node=None):
         """A store without memory behind it yet, of whole segments. ``fileno``: the descriptor for its user's
-        processes."""
+        processes. ``numa_node``: where its memory is to be while there is some; None: anywhere."""
         cdef StorePage self = StorePage.__new__(StorePage)
         if not 0 < blocks <= MOST_BLOCKS:
             raise ValueError(f"a store has 1 … {MOST_BLOCKS} blocks, not {blocks}")
@@ -56,7 +63,15 @@ cdef class StorePage(Page):
         page.blocks = blocks
         page.offset = self.offset
         madvise(<uint8_t*>self.base + self.offset, blocks * logic.BLOCK_BYTES, MADV_HUGEPAGE)
+        if numa_node is not None and 0 <= numa_node < 64:
+            self.prefer(<int>numa_node)
         return self
+
+    cdef void prefer(self, int node):
+        """Of a shared file the kernel keeps this policy with the file. A container may forbid the call."""
+        cdef unsigned long nodes = <unsigned long>1 << node
+        syscall(SYS_mbind, <uint8_t*>self.base + self.offset, self.blocks * logic.BLOCK_BYTES, MPOL_PREFERRED,
+                &nodes, 65, 0)
 
     @staticmethod
     def map(int descriptor):

@@ -33,6 +33,8 @@ class GpuFacts:
     total_memory_bytes: int
     sm_count: int
     """``SM_COUNT_UNKNOWN``: this driver does not report it."""
+    numa_node: int | None = None
+    """Of the host's memory that is next to it; None: it is not known."""
 
 
 @dataclass(frozen=True, slots=True)

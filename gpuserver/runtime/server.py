@@ -178,6 +178,7 @@ class GpuServer:
             state.gangs.run,
             self._memory.run,
             self._swapping.run,
+            self._swapping.grow_ahead,
             self._dozing.run,
             partial(self._mps.run, lambda: state.mode is Mode.SPATIAL),
             self._housekeeping.run,

@@ -355,6 +355,11 @@ class Vgpu:
         return bounded(sum(away_of(slot) for slot in self.slots)) if self.swaps else 0
 
     @property
+    def pinned_bytes(self) -> int:
+        """Host memory that its processes have pinned, and could use for a swap. They share it with each other."""
+        return bounded(sum(slot.pinned_bytes for slot in self.slots)) if self.swaps else 0
+
+    @property
     def here_bytes(self) -> int:
         """Of that what is on the card."""
         return self.movable_bytes - self.away_bytes

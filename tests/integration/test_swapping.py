@@ -352,7 +352,8 @@ def test_whoever_of_us_dies_nothing_is_lost(alone: Swapped, who: str) -> None:
     for program in programs:
         program.works()
     assert all(program.popen.poll() is None for program in programs)
-    assert alone.host_memory()[0] <= 256 * MIB  # what the last server had set aside is still what is used
+    # What the last server had set aside is still what is used: for all that they own, and what moves need beside it.
+    assert alone.host_memory()[0] <= 3 * 128 * MIB
 
 
 @pytest.mark.slow

@@ -129,7 +129,7 @@ class Stage:
         self.state = SimpleNamespace(
             settings=SimpleNamespace(host_memory_bytes=1 << 40),
             registry=SimpleNamespace(guaranteed_memory_bytes=0),
-            facts=SimpleNamespace(total_memory_bytes=CARD),
+            facts=SimpleNamespace(total_memory_bytes=CARD, numa_node=None),
             record_event=lambda kind, vgpu, text, **more: self.events.append(kind),
             vgpus=vgpus,
             tokens=tokens,

@@ -277,6 +277,8 @@ def _moving(vgpu: VgpuStatus) -> dict[str, str]:
     if vgpu.swaps_out or vgpu.swaps_in:
         away = format_bytes(vgpu.memory_away_bytes)
         facts["swapped"] = f"{counted(vgpu.swaps_out, 'time')} out, {vgpu.swaps_in} in; {away} is away"
+    if vgpu.memory_pinned_bytes:
+        facts["host memory"] = f"{format_bytes(vgpu.memory_pinned_bytes)} are pinned for a swap"
     return facts
 
 

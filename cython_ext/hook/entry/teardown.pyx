@@ -2,7 +2,7 @@
 streams, contexts, graphs and modules die. The caller holds no lock.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport INT64_MAX, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
@@ -20,7 +20,7 @@ from cython_ext.hook.state cimport (
 from cython_ext.logic.meter.durations cimport durations_forget
 from cython_ext.logic.meter.graphs cimport graph_forget, graph_updated
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
-from cython_ext.native cimport add32, load32, store32
+from cython_ext.native cimport add32, fence, futex_wait, load32, store32
 
 
 cdef inline bint over() noexcept nogil:
@@ -181,8 +181,11 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
     for g in range(state().gate_count):      # what can leave the card is moved in its contexts: not while one goes
         vgpu_touch(&state().gates[g])
     add32(&state().dying, 1)
+    fence()
     for g in range(state().gate_count):
         gate = &state().gates[g]
+        while load32(&gate.pinning):         # some milliseconds, in one of the process's contexts
+            futex_wait(&gate.pinning, 1, INT64_MAX)
         lock_acquire(&gate.lock)
         vgpu_let_go(gate)
         for i in range(EVENTS):

@@ -405,6 +405,8 @@ cdef void stop() noexcept nogil:
         futex_wake(&all.gates[i].away, INT_MAX)
         while load32(&all.gates[i].moving) and (locked or now_ns() < until):
             futex_wait(&all.gates[i].moving, 1, INT64_MAX if locked else until)
+        while load32(&all.gates[i].pinning) and (locked or now_ns() < until):
+            futex_wait(&all.gates[i].pinning, 1, INT64_MAX if locked else until)
 
 
 cdef public bint vgpu_take_slot(Slot* slot) noexcept nogil:

@@ -19,8 +19,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemMap, real_cuMemSetAccess, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
-    charge_contexts, vgpu_charge, vgpu_commit, vgpu_make_chunks, vgpu_make_with_room, vgpu_release, vgpu_say,
-    vgpu_touch, vgpu_touched, vgpu_unmake_chunks,
+    charge_contexts, vgpu_charge, vgpu_commit, vgpu_make_chunks, vgpu_make_with_room, vgpu_pin_ahead,
+    vgpu_release, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unmake_chunks,
 )
 from cython_ext.hook.state cimport (
     CHUNK_AWAY, CHUNK_FIXED, CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
@@ -125,6 +125,7 @@ cdef public bint vgpu_create_physical(
     if not is_swappable(gate) or handle == NULL or flags or head.type != PINNED or size == 0 or size % PIECE_BYTES:
         return 0
     charge_contexts(gate)
+    vgpu_pin_ahead(gate)
     asked.size, asked.properties = size, properties
     result[0] = vgpu_make_with_room(gate, size, create, &asked)
     if result[0] == CUDA_SUCCESS:

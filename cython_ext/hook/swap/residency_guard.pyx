@@ -53,6 +53,16 @@ cdef public void vgpu_touch(Gate* gate) noexcept nogil:
         fence()
 
 
+cdef public bint vgpu_try_touch(Gate* gate) noexcept nogil:
+    """As ``vgpu_touch``, without a wait. 0: its memory moves, or is away."""
+    add32(&gate.touching, 1)
+    fence()
+    if load32(&gate.away) == 0:
+        return 1
+    add32(&gate.touching, <uint32_t>-1)
+    return 0
+
+
 cdef public void vgpu_touched(Gate* gate) noexcept nogil:
     if is_swappable(gate):
         add32(&gate.touching, <uint32_t>-1)

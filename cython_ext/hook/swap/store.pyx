@@ -1,8 +1,8 @@
 """The hook's end of the store: blocks of host memory that it takes and gives back (logic/memory/store.pxd), and pins.
 
 The GPU reaches host memory at full speed only once it is pinned, which takes longer than a copy (0.3 s a GiB, H200).
-So that is done segment by segment, where blocks are first used by this process, and stays; blocks of segments that are
-pinned already are taken first.
+So that is done part by part, ahead of the first move (pin_ahead.pyx), or when a block is first used, and stays. Blocks
+of parts that are pinned already are taken first.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint64_t
@@ -15,9 +15,10 @@ from cython_ext.pages.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.logic.memory.store cimport (
-    BLOCK_BYTES, SEGMENT_BLOCKS, store_give, store_name, store_size, store_take,
+    BLOCK_BYTES, store_give, store_name, store_owners, store_size, store_take,
 )
-from cython_ext.native cimport load32, now_ns
+from cython_ext.logic.meter.durations cimport mix64
+from cython_ext.native cimport load32, load64, now_ns
 
 cdef extern from "hook/connect.h" nogil:
     long vgpu_file_size(int fd) noexcept
@@ -27,6 +28,7 @@ cdef extern from "<sys/mman.h>" nogil:
     const int MADV_DONTFORK
 
 cdef enum:
+    PIN_BLOCKS = 16          # are pinned together: 32 MiB, which takes 10 ms (H200)
     PORTABLE = 1             # CU_MEMHOSTREGISTER_PORTABLE
 
     PIN_NONE = 0             # not tried yet
@@ -67,7 +69,7 @@ cdef void unmap_store(Store* store) noexcept nogil:
 
 
 cdef inline uint64_t pins_size(const Store* store) noexcept nogil:
-    return store.blocks / SEGMENT_BLOCKS + 1
+    return store.blocks / PIN_BLOCKS + 1
 
 
 cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
@@ -93,7 +95,7 @@ cdef public void vgpu_renew_store(Gate* gate) noexcept nogil:
         return
     for i in range(pins_size(&gate.store)):
         if gate.store.pins[i] == PIN_DONE:
-            real_cuMemHostUnregister(gate.store.memory + i * SEGMENT_BLOCKS * BLOCK_BYTES)
+            real_cuMemHostUnregister(gate.store.memory + i * PIN_BLOCKS * BLOCK_BYTES)
     unmap_store(&gate.store)
     gate.store = gate.heir
     gate.heir.page = NULL
@@ -104,34 +106,79 @@ cdef inline uint64_t name(const Gate* gate) noexcept nogil:
     return store_name(gate.slot.pid, gate.slot.start_time)
 
 
+cdef inline uint64_t ready_blocks(const Gate* gate) noexcept nogil:
+    return min(<uint64_t>load32(&gate.store.page.ready), gate.store.blocks)
+
+
+cdef inline uint64_t parts_of(uint64_t ready) noexcept nogil:
+    """What is pinned together: whole parts, as a store gets its memory by whole segments."""
+    return ready / PIN_BLOCKS
+
+
 cdef int64_t take_from(Gate* gate, bint pinned) noexcept nogil:
-    """A block of a segment that is pinned here, or of one that is not; -1: there is none."""
-    cdef uint64_t ready = min(<uint64_t>load32(&gate.store.page.ready), gate.store.blocks)
-    cdef uint64_t segments = (ready + SEGMENT_BLOCKS - 1) / SEGMENT_BLOCKS, k, segment
+    """A block of a part that is pinned here, or of one that is not; -1: there is none."""
+    cdef uint64_t parts = parts_of(ready_blocks(gate)), k, part
     cdef int64_t block
-    for k in range(segments):
-        segment = (gate.store_next + k) % segments
-        if (gate.store.pins[segment] != PIN_NONE) == pinned:
-            block = store_take(
-                gate.store.page, name(gate), segment * SEGMENT_BLOCKS, min(ready, (segment + 1) * SEGMENT_BLOCKS)
-            )
+    for k in range(parts):
+        part = (gate.store_next + k) % parts
+        if (gate.store.pins[part] != PIN_NONE) == pinned:
+            block = store_take(gate.store.page, name(gate), part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS)
             if block >= 0:
-                gate.store_next = segment
+                gate.store_next = part
                 return block
     return -1
 
 
-cdef void pin(Gate* gate, uint64_t segment) noexcept nogil:
-    """All of it, as it has got its memory. The caller has a context current."""
-    cdef uint64_t begin = segment * SEGMENT_BLOCKS, count = min(gate.store.blocks - begin, <uint64_t>SEGMENT_BLOCKS)
+cdef void pin(Gate* gate, uint64_t part) noexcept nogil:
+    """The caller has a context current. One thread at a time pins: the one that moves, or one that touches."""
     cdef int64_t began_ns = now_ns()
     cdef int result
-    if gate.store.pins[segment] != PIN_NONE:
+    if gate.store.pins[part] != PIN_NONE:
         return
-    result = real_cuMemHostRegister_v2(gate.store.memory + begin * BLOCK_BYTES, count * BLOCK_BYTES, PORTABLE)
-    gate.store.pins[segment] = PIN_DONE if result == CUDA_SUCCESS else PIN_NOT
+    result = real_cuMemHostRegister_v2(
+        gate.store.memory + part * PIN_BLOCKS * BLOCK_BYTES, PIN_BLOCKS * BLOCK_BYTES, PORTABLE
+    )
+    gate.store.pins[part] = PIN_DONE if result == CUDA_SUCCESS else PIN_NOT
     gate.pinning_ns += now_ns() - began_ns
-    vgpu_log(b"pinned segment, result", segment, result)
+    vgpu_log(b"pinned part, result", part, result)
+
+
+cdef uint64_t usable_in(const Gate* gate, uint64_t part) noexcept nogil:
+    """How many blocks of the part are free, or this process's."""
+    cdef const uint64_t* owners = store_owners(gate.store.page)
+    cdef uint64_t mine = name(gate), owner, i, count = 0
+    for i in range(part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS):
+        owner = load64(&owners[i])
+        count += owner == 0 or owner == mine
+    return count
+
+
+cdef public uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil:
+    """How many blocks this process has pinned, and could use now. The caller touches, as for the next."""
+    cdef uint64_t parts, part, count = 0
+    if gate.store.page == NULL:
+        return 0
+    parts = parts_of(ready_blocks(gate))
+    for part in range(parts):
+        if gate.store.pins[part] == PIN_DONE:
+            count += usable_in(gate, part)
+    return count
+
+
+cdef public bint vgpu_pin_next(Gate* gate) noexcept nogil:
+    """Pin one more part that has blocks for this process. 0: there is none, or the driver did not pin the last one.
+    Processes begin at different parts. The caller has a context current."""
+    cdef uint64_t parts, part, begin, k
+    if gate.store.page == NULL:
+        return 0
+    parts = parts_of(ready_blocks(gate))
+    begin = mix64(gate.slot.pid)
+    for k in range(parts):
+        part = (begin + k) % parts
+        if gate.store.pins[part] == PIN_NONE and usable_in(gate, part):
+            pin(gate, part)
+            return gate.store.pins[part] == PIN_DONE
+    return 0
 
 
 cdef void give_from(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
@@ -163,7 +210,7 @@ cdef public bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil:
             block = take_from(gate, 0)
         if block < 0:
             break
-        pin(gate, block / SEGMENT_BLOCKS)
+        pin(gate, block / PIN_BLOCKS)
         place.address, place.aux = address, block
         lock_acquire(&state().memory_lock)
         noted = alloc_insert(&gate.places, &place)

@@ -159,6 +159,13 @@ cdef uint32_t contexts_of(const Gate* gate, void** contexts) noexcept nogil:
     return count
 
 
+cdef public void* vgpu_context_for_copies(const Gate* gate) noexcept nogil:
+    """A context that uses the memory; NULL: there is none, or there are too many to know."""
+    cdef void* contexts[17]
+    cdef uint32_t count = contexts_of(gate, contexts)
+    return contexts[0] if 0 < count <= CONTEXTS else NULL
+
+
 # --- moving, under chunks_lock
 
 cdef enum Outcome:

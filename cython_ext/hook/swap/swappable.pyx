@@ -19,8 +19,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize,
 )
 from cython_ext.hook.hook cimport (
-    charge_contexts, vgpu_describe, vgpu_make_chunks, vgpu_make_with_room, vgpu_note, vgpu_touch, vgpu_touched,
-    vgpu_unmake_chunks,
+    charge_contexts, vgpu_describe, vgpu_make_chunks, vgpu_make_with_room, vgpu_note, vgpu_pin_ahead, vgpu_touch,
+    vgpu_touched, vgpu_unmake_chunks,
 )
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state,
@@ -93,6 +93,7 @@ cdef public int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer,
     cdef Asked asked
     state().swappable = 1
     charge_contexts(gate)
+    vgpu_pin_ahead(gate)
     asked.size, asked.pointer = size, pointer
     return vgpu_make_with_room(gate, pieces_for(size), allocate, &asked)
 

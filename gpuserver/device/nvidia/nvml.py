@@ -21,6 +21,8 @@ PREEMPTION: Final = (6, 0)
 """The first compute capability whose kernels the GPU can interrupt (Pascal)."""
 PARTITIONS: Final = (7, 0)
 """The first compute capability at which MPS limits a process to a part of the SMs (Volta)."""
+NUMA_WORDS: Final = 1
+"""Of 64 nodes each, in which NVML names those of the host's memory."""
 
 
 class NvmlGpu:
@@ -61,7 +63,14 @@ class NvmlGpu:
             name=str(pynvml.nvmlDeviceGetName(self._handle)),
             total_memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(self._handle).total),
             sm_count=self._sm_count(),
+            numa_node=self._numa_node(),
         )
+
+    def _numa_node(self) -> int | None:
+        """Of the host's memory next to the GPU: the first, where the driver names several."""
+        words = self._reported(pynvml.nvmlDeviceGetMemoryAffinity, NUMA_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE) or ()
+        mask = sum(int(word) << (64 * i) for i, word in enumerate(words))
+        return (mask & -mask).bit_length() - 1 if mask else None
 
     def _sm_count(self) -> int:
         """The SMs of the GPU. NVML counts CUDA cores; the compute capability gives the number of cores of one SM."""

@@ -110,6 +110,7 @@ def vgpu_reading(
         memory_limit_bytes=record.memory_limit_bytes,
         memory_used_bytes=vgpu.used_bytes,
         memory_away_bytes=vgpu.away_bytes,
+        memory_pinned_bytes=vgpu.pinned_bytes,
         memory_reserved_bytes=reserved,
         memory_implicit_bytes=implicit,
         memory_peak_bytes=peak_bytes(vgpu),

@@ -13,9 +13,11 @@ of a process that has ended once the driver has released the process. Until then
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Thread
 from typing import Final
 
 import trio
@@ -35,6 +37,10 @@ TOUCHING_THREADS: Final = max(1, min(8, (os.cpu_count() or 1) // 4))
 """One clears 3.5 GB a second, the card delivers 50."""
 HOST_LEAST_BYTES: Final = 1 << 30
 """So much of the host's memory is left to others."""
+HOST_AHEAD_BYTES: Final = 4 << 30
+"""... by a store that grows before it is needed."""
+AHEAD_BLOCKS: Final = 4
+"""A thread of idle priority touches so many at a time: a store that is needed now waits for no more than that."""
 SWEEP_MOST: Final = 64
 """A sweep checks so many names of owners: a tenant may write any number of them."""
 USED_UP: Final = "the host memory for what is away is used up: vgpuctl serve --host-memory gives more"
@@ -59,22 +65,26 @@ class ReclaimPass:
 
 
 class Stores:
-    """``limit_bytes``: the most that all of them may have."""
+    """``limit_bytes``: the most that all of them may have. ``numa_node``: from which they get memory while it has
+    some; None: from any."""
 
-    def __init__(self, limit_bytes: int) -> None:
+    def __init__(self, limit_bytes: int, numa_node: int | None = None) -> None:
         self.limit_bytes = limit_bytes
+        self._numa_node = numa_node
         self._stores: dict[int, list[StorePage]] = {}
         """By tenant, the one that is handed out last; others were handed out by servers before this one."""
         self._left: dict[int, tuple[Process, ...]] = {}
         self._dropped: list[RetiredStore] = []
         self._growing = trio.Lock()
+        self._urgent = 0
+        """How many wait for a store to grow."""
         self._sweeps: dict[StorePage, ReclaimPass] = {}
         self._myself = Process(os.getpid(), start_time(os.getpid()))
 
     def of(self, tenant: int) -> StorePage:
         """The store of a tenant, from now on."""
         if tenant not in self._stores:
-            self._stores[tenant] = [StorePage.create(max(1, self.limit_bytes // STORE_BLOCK_BYTES))]
+            self._stores[tenant] = [StorePage.create(max(1, self.limit_bytes // STORE_BLOCK_BYTES), self._numa_node)]
         return self._stores[tenant][-1]
 
     def take(self, tenant: int, descriptor: int) -> None:
@@ -128,13 +138,18 @@ class Stores:
 
     async def have(self, tenant: int, bytes_: int) -> str:
         """See to it that a tenant's store has got so much. Empty, or why it has not."""
-        store = self.of(tenant)
+        self._urgent += 1
+        try:
+            return await self._grow(self.of(tenant), bytes_)
+        finally:
+            self._urgent -= 1
+
+    async def _grow(self, store: StorePage, bytes_: int) -> str:
         async with self._growing:
             while store.ready * STORE_BLOCK_BYTES < bytes_:
                 if store.closed:
                     return "it is not needed any more"
-                left = max(0, self.limit_bytes - self.ready_bytes) // STORE_BLOCK_BYTES
-                left -= left % STORE_SEGMENT_BLOCKS
+                left = self._left_blocks
                 if store.ready == store.blocks or not left:
                     return USED_UP
                 missing = -(-bytes_ // STORE_BLOCK_BYTES) - store.ready
@@ -146,6 +161,36 @@ class Stores:
                 except (MemoryError, PageError) as error:
                     return str(error)
         return ""
+
+    @property
+    def _left_blocks(self) -> int:
+        """What all of them may grow by, in whole segments."""
+        left = max(0, self.limit_bytes - self.ready_bytes) // STORE_BLOCK_BYTES
+        return left - left % STORE_SEGMENT_BLOCKS
+
+    async def have_ahead(self, tenant: int, bytes_: int) -> bool:
+        """Grow a tenant's store by one segment towards so much, with what others leave of the cores. False: there is
+        nothing to do, or no memory for it, or another growth is under way."""
+        store = self.of(tenant)
+        if self._urgent or self._growing.locked() or store.ready * STORE_BLOCK_BYTES >= bytes_:
+            return False
+        if store.closed or store.ready == store.blocks or not self._left_blocks:
+            return False
+        if host_room_bytes() < HOST_AHEAD_BYTES:
+            return False
+        async with self._growing:
+            with suppress(MemoryError, PageError):
+                await trio.to_thread.run_sync(in_idle_thread, lambda: self._touch_segment(store))
+                return True
+        return False
+
+    def _touch_segment(self, store: StorePage) -> None:
+        begin = store.ready
+        for at in range(begin, begin + STORE_SEGMENT_BLOCKS, AHEAD_BLOCKS):
+            if self._urgent:
+                return
+            store.touch(at, min(at + AHEAD_BLOCKS, store.blocks))
+        store.grow(STORE_SEGMENT_BLOCKS)
 
     async def give_back(self, busy: Container[int]) -> None:
         """Give empty stores back to the host: those of tenants without programs, and those that no process gets any
@@ -189,6 +234,25 @@ class Stores:
             for process in (Process(*name) for name in names):
                 if process not in sweep.ended and not is_running(process):
                     sweep.ended[process] = readings
+
+
+def in_idle_thread(work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread that gets only what others leave of the cores, and wait for it. Its error is raised."""
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            with suppress(OSError):  # a container may forbid it
+                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+            work()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = Thread(target=run, name="grows-ahead", daemon=True)
+    thread.start()
+    thread.join()
+    if errors:
+        raise errors[0]
 
 
 def _close(dropped: RetiredStore) -> bool:

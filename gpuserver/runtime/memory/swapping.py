@@ -21,6 +21,7 @@ import trio
 from cython_ext.readings import SlotReading, SlotState, Where
 from gpuserver.core.states.residency import (
     PASSING_BYTES,
+    STORE_SLACK_BYTES,
     Arrival,
     Tenant,
     admit,
@@ -41,6 +42,7 @@ from vgpu.units import counted, format_bytes
 LOOK_S: Final = 0.01
 PASS_S: Final = 0.002  # while a vGPU comes: at 50 GB/s 100 MB later
 CALM_S: Final = 0.1  # while each vGPU has what it wants
+AHEAD_S: Final = 0.5  # between two checks whether a store should grow
 ROOM_S: Final = 60.0
 STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
@@ -57,7 +59,7 @@ class Swapping:
     def __init__(self, state: GpuState, memory: MemoryWatch) -> None:
         self._state = state
         self._memory = memory
-        self.stores = Stores(state.settings.host_memory_bytes)
+        self.stores = Stores(state.settings.host_memory_bytes, state.facts.numa_node)
         self._places: dict[str, SwapState] = {}
         self._short = Shortage()
         self._arrivals = 0
@@ -127,6 +129,25 @@ class Swapping:
             busy = self._step()
             coming = any(place.comes for place in self._places.values())
             await trio.sleep(PASS_S if coming else LOOK_S if busy else CALM_S)
+
+    async def grow_ahead(self) -> None:
+        """Have host memory for all that swapped vGPUs own before any of them has to leave. So the first move takes as
+        long as later ones: the hooks pin that memory meanwhile (cython_ext/hook/swap/pin_ahead.pyx)."""
+        while True:
+            if not self._places:
+                await self._enlisted.wait()
+            more = False
+            for tenant, bytes_ in self._owned_bytes().items():
+                more |= await self.stores.have_ahead(tenant, bytes_ + STORE_SLACK_BYTES)
+            await trio.sleep(0 if more else AHEAD_S)
+
+    def _owned_bytes(self) -> dict[int, int]:
+        """By tenant. Who owns nothing has no entry."""
+        owned: dict[int, int] = {}
+        for vgpu in self._swapped():
+            if vgpu.movable_bytes:
+                owned[vgpu.tenant] = owned.get(vgpu.tenant, 0) + vgpu.movable_bytes
+        return owned
 
     # --- deciding
 
