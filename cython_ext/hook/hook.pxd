@@ -224,6 +224,8 @@ cdef extern:
     int vgpu_make_with_room(
         Gate* gate, uint64_t size, int (*make)(Gate*, void*) noexcept nogil, void* asked
     ) noexcept nogil
+    # attributes.pyx
+    bint vgpu_is_swappable_linear(uint64_t address) noexcept nogil
     # program_memory.pyx
     bint vgpu_create_physical(
         Gate* gate, unsigned long long* handle, size_t size, const void* properties, unsigned long long flags,

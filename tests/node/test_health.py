@@ -12,6 +12,7 @@ from tests.ctl.fake_node import gpu_reading, node_status, process_reading, vgpu_
 from vgpu.node.health import Health, NoAnswer, Unit, diagnose, quantile_ns, service, silent
 from vgpu.protocol.messages import OutsideProcess, ProcessReading
 from vgpu.protocol.meters import GpuMeters, Histogram
+from vgpu.spec import VgpuSpec
 
 ID = "vgpu-0a1b2c3d"
 QUIET = Histogram(bounds_ns=(10**6, 10**8), counts=(1000, 0, 0), sum_ns=1)
@@ -45,6 +46,21 @@ def test_a_node_that_is_well_needs_nothing() -> None:
     [found] = diagnose(WELL)
     assert (found.check, found.verdict) == ("node", Verdict.OK)
     assert "1 GPU, 1 vGPU" in found.found
+
+
+@pytest.mark.parametrize(
+    ("owned_gib", "verdict", "fix"), [(150, Verdict.OK, ""), (190, Verdict.NOTE, "vgpuctl serve --host-memory 65GiB")]
+)
+def test_what_is_swapped_fits_the_host_and_the_gpu_or_not(owned_gib: int, verdict: Verdict, fix: str) -> None:
+    """Of the GPU's 141 GiB 16 are promised, and the host has 32."""
+    swapped = vgpu_reading(
+        spec=VgpuSpec(sm_percent=30, memory_bytes="100G", oversubscribe="swap"), memory_limit_bytes=owned_gib << 30
+    )
+    health = replace(WELL, vgpus=(swapped,), **gpu(host_memory_limit_bytes=32 << 30, host_memory_bytes=2 << 30))
+    _, found = diagnose(health)
+    assert (found.check, found.verdict) == ("GPU 0", verdict)
+    assert found.found.startswith(f"vGPUs that are swapped may own {owned_gib} GiB; for them the host has 32 GiB")
+    assert fix in found.fix
 
 
 @pytest.mark.parametrize(

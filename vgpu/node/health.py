@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from client_hook.doctor import Finding, Verdict
+from vgpu.enums import Oversubscribe
 from vgpu.protocol.messages import GpuStatus, NodeStatus, OutsideProcess, ProcessReading, VgpuStatus
 from vgpu.protocol.meters import GpuMeters, Histogram
 from vgpu.units import counted, format_bytes, format_duration
@@ -78,6 +79,7 @@ def diagnose(health: Health) -> Iterator[Finding]:
     for gpu in status.gpus:
         yield from _gpu(gpu)
         yield from _outside(gpu)
+        yield from _swap(gpu, [vgpu for vgpu in health.vgpus if vgpu.gpu_index == gpu.index])
     for meters in health.meters:
         yield from _loop(meters)
     for vgpu in health.vgpus:
@@ -112,6 +114,22 @@ def _outside(gpu: GpuStatus) -> Iterator[Finding]:
         several = counted(len(gpu.outside), "process")
         found = f"{several} in no vGPU ({_names(gpu.outside)}) on it: {used}, limited by nothing here"
         yield Finding(f"GPU {gpu.index}", Verdict.NOTE, found, "vgpuctl ps --all; start them with vgpuctl run")
+
+
+def _swap(gpu: GpuStatus, vgpus: Collection[VgpuStatus]) -> Iterator[Finding]:
+    """How much of the vGPUs' memory fits into the host's."""
+    may_own = sum(vgpu.memory_limit_bytes for vgpu in vgpus if vgpu.spec.oversubscribe is Oversubscribe.SWAP)
+    if not may_own:
+        return
+    card = max(0, gpu.total_memory_bytes - gpu.guaranteed_memory_bytes)
+    host, ready = gpu.host_memory_limit_bytes, format_bytes(gpu.host_memory_bytes)
+    found = f"vGPUs that are swapped may own {format_bytes(may_own)}; for them the host has {format_bytes(host)}, "
+    found += f"of which {ready} are ready, and the GPU {format_bytes(card)}"
+    if may_own > card + host:
+        fix = f"vgpuctl serve --host-memory {format_bytes(may_own - card).replace(' ', '')}, or smaller vGPUs"
+        yield Finding(f"GPU {gpu.index}", Verdict.NOTE, f"{found}: not all of it fits", fix)
+    else:
+        yield Finding(f"GPU {gpu.index}", Verdict.OK, found)
 
 
 def _names(outside: Collection[OutsideProcess]) -> str:

@@ -13,11 +13,14 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMulticastBindMem, real_cuMulticastBindMem_v2,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_cancel, vgpu_check_map_infos, vgpu_check_multicast, vgpu_commit, vgpu_create_physical, vgpu_map_physical,
+    vgpu_cancel, vgpu_check_map_infos, vgpu_check_multicast, vgpu_commit, vgpu_create_physical,
+    vgpu_is_swappable_linear, vgpu_map_physical,
     vgpu_physical_properties, vgpu_release, vgpu_release_physical, vgpu_reserve, vgpu_retain_physical,
     vgpu_unmap_physical,
 )
-from cython_ext.hook.state cimport CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state
+from cython_ext.hook.state cimport (
+    CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, state,
+)
 from cython_ext.pages.layout cimport KIND_VMM
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
@@ -83,6 +86,8 @@ cdef public int cuMemRetainAllocationHandle(unsigned long long* handle, void* ad
     cdef int result
     if attached() and vgpu_retain_physical(handle, <uint64_t>address, &result):
         return result
+    if vgpu_is_swappable_linear(<uint64_t>address):
+        return CUDA_ERROR_INVALID_VALUE      # of a chunk it would be one of the hook's
     result = real_cuMemRetainAllocationHandle(handle, address)
     if result == CUDA_SUCCESS and attached():
         lock_acquire(&state().memory_lock)

@@ -71,6 +71,17 @@ cdef bint find_swappable(uint64_t address, Found* found) noexcept nogil:
     return known
 
 
+cdef public bint vgpu_is_swappable_linear(uint64_t address) noexcept nogil:
+    cdef Found found
+    cdef bint known
+    if not attached() or not state().swappable:
+        return 0
+    lock_acquire(&state().memory_lock)
+    known = find_linear(address, &found)
+    lock_release(&state().memory_lock)
+    return known
+
+
 cdef public int cuMemGetAddressRange_v2(
     unsigned long long* base, size_t* size, unsigned long long address
 ) noexcept nogil:

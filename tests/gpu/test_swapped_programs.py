@@ -1,0 +1,136 @@
+"""Memory that programs make themselves leaves a real card and comes back: what the driver answers about it, and PyTorch
+with expandable segments and captured graphs. The same simulated: tests/hook/test_program_memory.py. Run:
+``REQUIRE_GPU=1 pytest -s -m gpu tests/gpu/test_swapped_programs.py``."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.node import Node, plain_environment
+from vgpu.node.link import ControlLink
+
+pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+OWNED_GIB = 20
+PROGRAM = """
+import json, sys, time, torch
+seed, gib = int(sys.argv[1]), int(sys.argv[2])
+torch.manual_seed(seed)
+blocks = [torch.randint(-2**31, 2**31 - 1, (1 << 28,), dtype=torch.int32, device="cuda") for _ in range(gib)]
+a = torch.randn(2048, 2048, device="cuda", dtype=torch.float16)
+out = torch.empty_like(a)
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    torch.matmul(a, a, out=out)
+graph = torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    torch.matmul(a, a, out=out)
+graph.replay()
+torch.cuda.synchronize()
+expected = out.clone()
+sums = [int(block.sum(dtype=torch.int64)) for block in blocks]
+expandable = sum(s["total_size"] for s in torch.cuda.memory_snapshot() if s["is_expandable"])
+print(json.dumps([expandable, torch.cuda.memory_reserved()]), flush=True)
+for line in sys.stdin:
+    began = time.monotonic()
+    out.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    first = time.monotonic() - began
+    well = bool((out == expected).all()) and [int(b.sum(dtype=torch.int64)) for b in blocks] == sums
+    print(json.dumps([well, first]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    with Node(options=("--host-memory", "64G")) as node:
+        yield node
+
+
+def answers(argv: list[str], environment: dict[str, str]) -> list[object]:
+    ran = subprocess.run(argv, env=environment, capture_output=True, text=True, check=False, timeout=100)
+    assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr
+    return [json.loads(line) for line in ran.stdout.splitlines()]
+
+
+def test_the_driver_answers_the_same_about_swapped_memory(node: Node) -> None:
+    program = [sys.executable, "-m", "tests.gpu.vmm"]
+    plain = answers(program, plain_environment(None))
+    swap = ["run", "--sm", "50", "--mem", "8G", "--oversubscribe", "swap", "--"]
+    swapped = answers([*node.vgpuctl, *swap, *program], node.environment)
+    limited = answers([*node.vgpuctl, "run", "--sm", "50", "--mem", "8G", "--", *program], node.environment)
+    for one, other, third in zip(plain, swapped, limited, strict=True):
+        print(one, "" if one == other == third else f"DIFFERS swapped {other}, limited {third}")
+    assert plain == limited
+    assert plain == swapped
+
+
+class Server:
+    """A PyTorch program with memory of its own, in a vGPU that is swapped."""
+
+    def __init__(self, node: Node, name: str, seed: int) -> None:
+        self.name = name
+        options = ["--sm", "40", "--mem", f"{OWNED_GIB + 6}G", "--oversubscribe", "swap", "--name", name]
+        environment = node.environment | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        self.popen = subprocess.Popen(
+            [*node.vgpuctl, "run", *options, "--", sys.executable, "-c", PROGRAM, str(seed), str(OWNED_GIB)],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def line(self) -> list[float]:
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        assert line, f"{self.name} ended: {self.popen.wait()}"
+        found: list[float] = json.loads(line)
+        return found
+
+    def ask(self) -> list[float]:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write("go\n")
+        self.popen.stdin.flush()
+        return self.line()
+
+
+def test_pytorch_with_expandable_segments_takes_turns(node: Node) -> None:
+    with ControlLink(node.control_socket) as link:
+        (gpu,) = link.gpus()
+    filler = (gpu.total_memory_bytes >> 30) - OWNED_GIB - 14
+    node.run("create", "--sm", "5", "--mem", f"{filler}G", "--name", "filler")
+    servers = [Server(node, name, seed) for seed, name in enumerate(("first", "second"), 1)]
+    expandable = [server.line() for server in servers]
+    print(f"bytes in expandable segments, and reserved: {expandable}")
+    assert all(found[0] > OWNED_GIB << 30 for found in expandable)
+    with ControlLink(node.control_socket) as link:
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            pinned = [vgpu.memory_pinned_bytes >> 30 for vgpu in link.list() if vgpu.name != "filler"]
+            if min(pinned) >= OWNED_GIB:
+                break
+            time.sleep(0.5)
+        print(f"GiB pinned {pinned} after {60 - (until - time.monotonic()):.0f} s")
+        since = time.time()
+        waits = []
+        for _ in range(5):
+            for server in servers:
+                well, first_s = server.ask()
+                assert well, server.name
+                waits.append(round(first_s, 2))
+        moves = [
+            (event.kind, round(float(event.fields["seconds"]), 2), round(float(event.fields["pinning_seconds"]), 2))
+            for event in link.events(kinds=("swapped-out", "swapped-in"))
+        ]
+        print(f"first answer after a swap, seconds: {waits}")
+        print(f"moves (seconds, of them pinning): {moves}")
+        print(f"since {since:.0f}:", [warning for vgpu in link.list() for warning in vgpu.warnings])
+    for server in servers:
+        server.popen.kill()
+    assert len(moves) >= 8
