@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 
@@ -99,25 +100,38 @@ class Server:
         self.popen.stdin.flush()
         return self.line()
 
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+def pinned(link: ControlLink, seconds: float) -> None:
+    """Wait until each vGPU that is swapped has host memory for all that it owns, or so long."""
+    began = time.monotonic()
+    missing = True
+    while missing and time.monotonic() - began < seconds:
+        swapped = [vgpu for vgpu in link.list() if vgpu.spec.oversubscribe]
+        missing = any(vgpu.memory_pinned_bytes < OWNED_GIB << 30 for vgpu in swapped)
+        (gpu,) = link.gpus()
+        figures = [(vgpu.name, vgpu.memory_pinned_bytes >> 30, vgpu.memory_away_bytes >> 30) for vgpu in swapped]
+        host = f"host {gpu.host_memory_bytes >> 30} GiB ready, {gpu.host_memory_used_bytes >> 30} used"
+        print(f"{time.monotonic() - began:.0f} s: GiB pinned and away {figures}, {host}")
+        time.sleep(1)
+
 
 def test_pytorch_with_expandable_segments_takes_turns(node: Node) -> None:
-    with ControlLink(node.control_socket) as link:
+    with ControlLink(node.control_socket) as link, ExitStack() as stack:
         (gpu,) = link.gpus()
-    filler = (gpu.total_memory_bytes >> 30) - OWNED_GIB - 14
-    node.run("create", "--sm", "5", "--mem", f"{filler}G", "--name", "filler")
-    servers = [Server(node, name, seed) for seed, name in enumerate(("first", "second"), 1)]
-    expandable = [server.line() for server in servers]
-    print(f"bytes in expandable segments, and reserved: {expandable}")
-    assert all(found[0] > OWNED_GIB << 30 for found in expandable)
-    with ControlLink(node.control_socket) as link:
-        until = time.monotonic() + 60
-        while time.monotonic() < until:
-            pinned = [vgpu.memory_pinned_bytes >> 30 for vgpu in link.list() if vgpu.name != "filler"]
-            if min(pinned) >= OWNED_GIB:
-                break
-            time.sleep(0.5)
-        print(f"GiB pinned {pinned} after {60 - (until - time.monotonic()):.0f} s")
-        since = time.time()
+        filler = (gpu.total_memory_bytes >> 30) - OWNED_GIB - 14
+        node.run("create", "--sm", "5", "--mem", f"{filler}G", "--name", "filler")
+        servers = []
+        for seed, name in enumerate(("first", "second"), 1):
+            servers.append(stack.enter_context(Server(node, name, seed)))
+            print(f"bytes in expandable segments, and reserved: {servers[-1].line()}")
+            pinned(link, 30)
         waits = []
         for _ in range(5):
             for server in servers:
@@ -130,7 +144,4 @@ def test_pytorch_with_expandable_segments_takes_turns(node: Node) -> None:
         ]
         print(f"first answer after a swap, seconds: {waits}")
         print(f"moves (seconds, of them pinning): {moves}")
-        print(f"since {since:.0f}:", [warning for vgpu in link.list() for warning in vgpu.warnings])
-    for server in servers:
-        server.popen.kill()
-    assert len(moves) >= 8
+        assert len(moves) >= 8

@@ -34,7 +34,7 @@ cdef enum:
 
 
 cdef inline bint is_busy(const Gate* gate) noexcept nogil:
-    return load32(&gate.slot.want) != 0 or load32(&gate.slot.undrained) != 0
+    return load32(&gate.slot.undrained) != 0
 
 
 cdef bint lacks(Gate* gate) noexcept nogil:
