@@ -557,9 +557,9 @@ cdef class PhysicalBook:
         physical.physical_remove(&self.book, found)
         return True
 
-    def map(self, uint64_t handle, uint64_t address, uint64_t size):
+    def map(self, uint64_t handle, uint64_t address):
         cdef physical.Physical* found = physical.physical_of(&self.book, handle)
-        return None if found == NULL else physical.mapping_add(&self.book, found, address, size) != NULL
+        return None if found == NULL else physical.mapping_add(&self.book, found, address) != NULL
 
     def unmap(self, uint64_t address):
         """(handle, whether its memory goes)."""
@@ -578,31 +578,33 @@ cdef class PhysicalBook:
     def around(self, uint64_t address):
         """(address, bytes, handle) of the mapping."""
         cdef physical.Mapping* mapping = physical.mapping_around(&self.book, address)
-        return None if mapping == NULL else (mapping.address, mapping.bytes, mapping.physical.handle)
+        return None if mapping == NULL else (mapping.address, mapping.physical.bytes, mapping.physical.handle)
 
     def is_whole(self, uint64_t address, uint64_t size):
         return bool(physical.mappings_are_whole(&self.book, address, size))
 
-    def shown(self, uint64_t handle):
-        """Of each chunk: [(address, bytes)] in the program's mappings."""
+    def chunks(self, uint64_t handle):
+        """Their sizes."""
         cdef physical.Physical* found = physical.physical_of(&self.book, handle)
-        cdef physical.Mapping* mapping
-        cdef uint64_t offset = 0, size, part
+        cdef uint64_t offset = 0, size
         if found == NULL:
             return None
-        chunks = []
+        sizes = []
         while offset < found.bytes:
             size = physical.chunk_in(found, offset)
-            places = []
-            mapping = found.mappings
-            while mapping != NULL:
-                part = physical.mapped_part(mapping, offset, size)
-                if part:
-                    places.append((mapping.address + offset, part))
-                mapping = mapping.next
-            chunks.append(sorted(places))
+            sizes.append(size)
             offset += size
-        return chunks
+        return sizes
+
+    def mapped(self, uint64_t handle):
+        """The addresses of its mappings."""
+        cdef physical.Physical* found = physical.physical_of(&self.book, handle)
+        cdef physical.Mapping* mapping = NULL if found == NULL else found.mappings
+        addresses = []
+        while mapping != NULL:
+            addresses.append(mapping.address)
+            mapping = mapping.next
+        return addresses
 
     def __len__(self):
         return self.book.handles.count

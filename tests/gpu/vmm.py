@@ -120,6 +120,7 @@ def mappings(q: Questions) -> None:
         say(f"attribute {which}", q.attribute(which, place)[0], which == 1 or q.attribute(which, place)[1] & 0xFF)
     inside = place + 20 * PIECE + 5
     say("inside", q.range_of(inside), q.attribute(11, inside, place), q.attribute(12, inside))
+    say("its mapping", q.attribute(19, inside, place), q.attribute(18, inside))
     retained = c_uint64()
     say("retained", q.ask("cuMemRetainAllocationHandle", byref(retained), c_void_p(inside)), retained.value == handle)
     say("retain nothing", q.ask("cuMemRetainAllocationHandle", byref(c_uint64()), c_void_p(place + 2 * size)))

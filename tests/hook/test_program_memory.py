@@ -138,7 +138,7 @@ say(create_physical(app, 1000)[0], create_physical(app, size, device=7)[0] != 0,
 say(tries(place, size), tries(place, size), tries(place + size, size))
 """,
     )
-    assert work.hear() == [1, True, 1, 1, 1, 1, 1, 1]
+    assert work.hear() == [1, True, 1, 801, 801, 1, 1, 1]
     assert work.on_card() == 4 * MIB
     work.go_on()
     assert work.hear() == [0, 1, 0]

@@ -74,7 +74,7 @@ class Scraped:
             return not missing
 
         try:
-            eventually(complete, "every query's data")
+            eventually(complete, "every query's data", 2 * PATIENCE_S)  # usage is counted once a minute
         except AssertionError:
             pytest.fail("nothing is found by:\n" + "\n".join(sorted(missing)))
 

@@ -23,6 +23,8 @@ cdef enum:
     POINTER_BUFFER_ID = 7
     POINTER_RANGE_START = 11
     POINTER_RANGE_BYTES = 12
+    POINTER_MAPPING_BYTES = 18
+    POINTER_MAPPING_START = 19
     POINTER_BLOCK_ID = 20
 
 
@@ -55,7 +57,7 @@ cdef bint find_mapped(uint64_t address, Found* found) noexcept nogil:
     cdef const Mapping* mapping = mapping_around(&state().physical, address)
     if mapping == NULL:
         return 0
-    found.address, found.bytes, found.context = mapping.address, mapping.bytes, 0
+    found.address, found.bytes, found.context = mapping.address, mapping.physical.bytes, 0
     found.gate = &state().gates[0]
     return 1
 
@@ -96,18 +98,19 @@ cdef public int cuMemGetAddressRange_v2(
 
 
 cdef inline bint is_known(int which, const Found* found) noexcept nogil:
-    return which in (POINTER_RANGE_START, POINTER_RANGE_BYTES, POINTER_BUFFER_ID, POINTER_BLOCK_ID) or (
-        which == POINTER_CONTEXT and found.context
-    )
+    """Of a mapping the driver answers with the context, and with the range of addresses that the program reserved."""
+    if which in (POINTER_BUFFER_ID, POINTER_BLOCK_ID, POINTER_MAPPING_START, POINTER_MAPPING_BYTES):
+        return 1
+    return found.context != 0 and which in (POINTER_CONTEXT, POINTER_RANGE_START, POINTER_RANGE_BYTES)
 
 
 cdef int attribute(void* value, int which, const Found* found) noexcept nogil:
     """One that ``is_known``."""
     if which == POINTER_CONTEXT:
         (<uint64_t*>value)[0] = found.context
-    elif which == POINTER_RANGE_START:
+    elif which == POINTER_RANGE_START or which == POINTER_MAPPING_START:
         (<uint64_t*>value)[0] = found.address
-    elif which == POINTER_RANGE_BYTES:
+    elif which == POINTER_RANGE_BYTES or which == POINTER_MAPPING_BYTES:
         (<size_t*>value)[0] = found.bytes
     else:
         return real_cuPointerGetAttribute(value, which, found.address)   # of its first chunk, wherever it is asked

@@ -21,7 +21,7 @@ from cython_ext.hook.state cimport (
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_insert, alloc_remove
 from cython_ext.logic.memory.physical cimport (
-    PROPERTIES_BYTES, Mapping, Physical, mapped_part, physical_add, physical_of, physical_remove,
+    PROPERTIES_BYTES, Mapping, Physical, physical_add, physical_of, physical_remove,
 )
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
@@ -94,11 +94,9 @@ cdef int show(uint64_t address, uint64_t size, unsigned long long handle, int de
 cdef void hide(const Block* chunk, const Physical* physical, const Mapping* end) noexcept nogil:
     """Unmap the chunk from the program's mappings before ``end``, NULL: from all, and from the hook's address."""
     cdef const Mapping* mapping = physical.mappings if physical != NULL else NULL
-    cdef uint64_t offset = chunk.kind * <uint64_t>CHUNK_BYTES, part
+    cdef uint64_t offset = chunk.kind * <uint64_t>CHUNK_BYTES
     while mapping != end:
-        part = mapped_part(mapping, offset, chunk.bytes)
-        if part:
-            real_cuMemUnmap(mapping.address + offset, part)
+        real_cuMemUnmap(mapping.address + offset, chunk.bytes)
         mapping = mapping.next
     real_cuMemUnmap(chunk.address, chunk.bytes)
 
@@ -107,17 +105,15 @@ cdef int show_all(
     const Gate* gate, const Block* chunk, const Physical* physical, unsigned long long handle
 ) noexcept nogil:
     cdef const Mapping* mapping = physical.mappings if physical != NULL else NULL
-    cdef uint64_t offset = chunk.kind * <uint64_t>CHUNK_BYTES, part
+    cdef uint64_t offset = chunk.kind * <uint64_t>CHUNK_BYTES
     cdef int result = show(chunk.address, chunk.bytes, handle, gate.device, READ_WRITE)
     if result != CUDA_SUCCESS:
         return result
     while mapping != NULL:
-        part = mapped_part(mapping, offset, chunk.bytes)
-        if part:
-            result = show(mapping.address + offset, part, handle, gate.device, mapping.access)
-            if result != CUDA_SUCCESS:
-                hide(chunk, physical, mapping)
-                return result
+        result = show(mapping.address + offset, chunk.bytes, handle, gate.device, mapping.access)
+        if result != CUDA_SUCCESS:
+            hide(chunk, physical, mapping)
+            return result
         mapping = mapping.next
     return result
 

@@ -1,7 +1,7 @@
 """A thread of the process pins host memory before the process's memory has to leave the card for the first time.
 
-The GPU Server gets the store its memory (``gpuserver/runtime/memory/swapping.py::grow_ahead``). This thread pins as much
-of it as the process owns, one part after the other. A part takes 10 ms in the driver, in which other calls of the
+The GPU Server gets the store its memory (``gpuserver/runtime/memory/swapping.py::grow_ahead``). This thread pins as
+much of it as the process owns, one part after the other. A part takes 10 ms in the driver, in which other calls of the
 process may have to wait. So the thread rests between two parts, and much longer while the GPU has work of the process.
 
 It is not the hook thread, which a lease's end does not wait for.
@@ -16,7 +16,9 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, is_removed, is_swappable, state
 from cython_ext.logic.memory.store cimport BLOCK_BYTES
-from cython_ext.native cimport cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64
+from cython_ext.native cimport (
+    cas32, exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64,
+)
 from cython_ext.pages.layout cimport KIND_DEVICE
 
 cdef extern from "hook/hook_native.h" nogil:

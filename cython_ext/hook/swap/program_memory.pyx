@@ -28,7 +28,7 @@ from cython_ext.hook.state cimport (
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find
 from cython_ext.logic.memory.physical cimport (
-    PROPERTIES_BYTES, Mapping, Physical, PhysicalBook, chunk_in, mapped_part, mapping_add, mapping_around, mapping_at,
+    PROPERTIES_BYTES, Mapping, Physical, PhysicalBook, chunk_in, mapping_add, mapping_around, mapping_at,
     mapping_remove, mappings_are_whole, physical_of, physical_release, physical_remove,
 )
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
@@ -196,38 +196,34 @@ cdef bint driver_handle(
     return here
 
 
-cdef int map_chunks(Gate* gate, const Physical* physical, const Mapping* wanted) noexcept nogil:
+cdef int map_chunks(Gate* gate, const Physical* physical, uint64_t address) noexcept nogil:
     cdef unsigned long long handle = 0
-    cdef uint64_t offset = 0, part
+    cdef uint64_t offset = 0
     cdef int result = CUDA_SUCCESS
-    while result == CUDA_SUCCESS and offset < wanted.bytes:
-        part = mapped_part(wanted, offset, chunk_in(physical, offset))
+    while result == CUDA_SUCCESS and offset < physical.bytes:
         if driver_handle(gate, physical, offset, &handle):
-            result = real_cuMemMap(wanted.address + offset, part, 0, handle, 0)
+            result = real_cuMemMap(address + offset, chunk_in(physical, offset), 0, handle, 0)
         else:
             result = CUDA_ERROR_DEINITIALIZED
         if result == CUDA_SUCCESS:
-            offset += part
+            offset += chunk_in(physical, offset)
     if result != CUDA_SUCCESS and offset:
-        real_cuMemUnmap(wanted.address, offset)
+        real_cuMemUnmap(address, offset)
     return result
 
 
-cdef int map_here(Gate* gate, Physical* physical, uint64_t address, uint64_t size) noexcept nogil:
-    cdef Mapping wanted
+cdef int map_here(Gate* gate, Physical* physical, uint64_t address) noexcept nogil:
     cdef Mapping* mapping
-    cdef int result
-    wanted.address, wanted.bytes = address, size
-    result = map_chunks(gate, physical, &wanted)
+    cdef int result = map_chunks(gate, physical, address)
     if result != CUDA_SUCCESS:
         return result
     lock_acquire(&state().memory_lock)
-    mapping = mapping_add(book(), physical, address, size)
+    mapping = mapping_add(book(), physical, address)
     if mapping != NULL:
         real_cuCtxGetCurrent(&mapping.context)
     lock_release(&state().memory_lock)
     if mapping == NULL:
-        real_cuMemUnmap(address, size)
+        real_cuMemUnmap(address, physical.bytes)
         return CUDA_ERROR_OUT_OF_MEMORY
     return CUDA_SUCCESS
 
@@ -235,16 +231,18 @@ cdef int map_here(Gate* gate, Physical* physical, uint64_t address, uint64_t siz
 cdef public bint vgpu_map_physical(
     uint64_t address, size_t size, size_t offset, uint64_t handle, unsigned long long flags, int* result
 ) noexcept nogil:
-    """cuMemMap."""
+    """cuMemMap, with the driver's refusals: 580 maps whole handles alone."""
     cdef Gate* gate = only_gate()
     cdef Physical* physical = NULL if is_empty() else use(handle)
     if physical == NULL:
         return 0
     vgpu_touch(gate)
-    if size == 0 or size > physical.bytes or size % PIECE_BYTES or offset or flags:
-        result[0] = CUDA_ERROR_INVALID_VALUE     # the driver refuses an offset, too
+    if size == 0 or size % PIECE_BYTES or offset % PIECE_BYTES or flags:
+        result[0] = CUDA_ERROR_INVALID_VALUE
+    elif size != physical.bytes or offset:
+        result[0] = CUDA_ERROR_NOT_SUPPORTED
     else:
-        result[0] = map_here(gate, physical, address, size)
+        result[0] = map_here(gate, physical, address)
     let_go(physical)
     vgpu_touched(gate)
     return 1
@@ -261,7 +259,7 @@ cdef void forget_mappings(uint64_t address, uint64_t size) noexcept nogil:
         lock_acquire(&state().memory_lock)
         mapping = mapping_at(book(), at)
         physical = mapping.physical
-        at += mapping.bytes
+        at += physical.bytes
         goes = mapping_remove(book(), mapping)
         if goes:
             gone = physical[0]
@@ -304,7 +302,7 @@ cdef void note_access(
         for i in range(count):
             if accesses[i].location_type == LOCATION_DEVICE and accesses[i].location_id == gate.device:
                 mapping.access = accesses[i].flags
-        mapping = mapping_at(book(), mapping.address + mapping.bytes)
+        mapping = mapping_at(book(), mapping.address + mapping.physical.bytes)
     lock_release(&state().memory_lock)
 
 

@@ -48,6 +48,7 @@ cdef enum:
     DRAIN_NS = 2_000_000_000     # ... at most: a stream that waits for the host may wait for a thread held here
     AGAIN_NS = 500_000_000       # a move that was not possible is tried again after that
     GO_ON_NS = 1_000_000         # a move that waits for room goes on
+    MOMENT_NS = 10_000_000       # ... and stays ready for so long, because the vGPU that leaves goes on, too
     STORE_NS = 5_000_000_000     # ... but not for longer than that: in the store, which may be growing
     CARD_NS = 1_000_000_000      # ... nor than that: on the card, where there should be some
     BATCH_CHUNKS = 8             # are copied together
@@ -342,18 +343,28 @@ cdef void settle(Gate* gate, Batch* batch, bint out, bint well) noexcept nogil:
         settle_in(gate, batch, well)
 
 
+cdef bint waits_a_moment(const Gate* gate, uint32_t flags) noexcept nogil:
+    """For the vGPUs that leave meanwhile. 0: the room does not come at once, or it is to move the other way."""
+    if now_ns() - gate.move_went_ns > MOMENT_NS or load32(&gate.grants.flags) != flags:
+        return 0
+    futex_wait(&state().stopping, 0, now_ns() + COPY_LOOK_NS)
+    return load32(&state().stopping) == 0
+
+
 cdef int carry(Gate* gate, bint out) noexcept nogil:
     """As many chunks as there is room for now. The caller has a context current."""
     cdef Mover mover
     cdef Batch* batch
-    cdef uint32_t turn = 0
+    cdef uint32_t turn = 0, flags = load32(&gate.grants.flags)
     cdef bint well = 1
     cdef int outcome = DONE
     memset(&mover, 0, sizeof(Mover))
-    while outcome == DONE:
+    while outcome == DONE or outcome == WAITS:
         batch = &mover.batches[turn]
         outcome = fill(gate, &mover, batch, out)
-        if outcome == DONE and batch.count == 0 and mover.batches[1 - turn].count == 0:
+        if batch.count == 0 and mover.batches[1 - turn].count == 0:
+            if outcome == WAITS and waits_a_moment(gate, flags):
+                continue
             break
         turn = 1 - turn
         batch = &mover.batches[turn]

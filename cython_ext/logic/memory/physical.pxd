@@ -20,8 +20,7 @@ cdef enum:
 
 cdef struct Mapping:
     uint64_t address
-    uint64_t bytes           # from the beginning of the memory
-    Physical* physical
+    Physical* physical       # all of it: the driver maps no part of a handle
     Mapping* next            # of the same memory
     void* context            # current when it was mapped, or when its access was set; NULL: none was
     int access               # CU_MEM_ACCESS_FLAGS_* of the device
@@ -40,7 +39,7 @@ cdef struct Physical:
 
 cdef struct PhysicalBook:    # all zero: empty
     AllocTable handles       # handle → Block (aux: its Physical)
-    AllocTable mappings      # address → Block (bytes; aux: its Mapping)
+    AllocTable mappings      # address → Block (bytes of the memory; aux: its Mapping)
     Records physical_records
     Records mapping_records
 
@@ -99,16 +98,14 @@ cdef inline Mapping* mapping_around(const PhysicalBook* book, uint64_t address) 
     return found
 
 
-cdef inline Mapping* mapping_add(
-    PhysicalBook* book, Physical* physical, uint64_t address, uint64_t size
-) noexcept nogil:
-    """``size`` bytes of the memory at an address that has no mapping; NULL: there is no host memory for the record."""
+cdef inline Mapping* mapping_add(PhysicalBook* book, Physical* physical, uint64_t address) noexcept nogil:
+    """The memory at an address that has no mapping; NULL: there is no host memory for the record."""
     cdef Mapping* mapping = <Mapping*>records_take(&book.mapping_records, sizeof(Mapping))
     cdef Block block
     if mapping == NULL:
         return NULL
-    mapping.address, mapping.bytes, mapping.physical = address, size, physical
-    block.address, block.bytes, block.aux = address, size, <uint64_t>mapping
+    mapping.address, mapping.physical = address, physical
+    block.address, block.bytes, block.aux = address, physical.bytes, <uint64_t>mapping
     block.kind = block.flags = 0
     if not alloc_add(&book.mappings, &block):
         records_give(&book.mapping_records, mapping)
@@ -139,15 +136,10 @@ cdef inline bint mappings_are_whole(const PhysicalBook* book, uint64_t address, 
         mapping = mapping_at(book, at)
         if mapping == NULL:
             return 0
-        at += mapping.bytes
+        at += mapping.physical.bytes
     return size != 0 and at == address + size
 
 
 cdef inline uint64_t chunk_in(const Physical* physical, uint64_t offset) noexcept nogil:
     """Bytes of the chunk that begins at ``offset``."""
     return min(physical.chunk_bytes, physical.bytes - offset)
-
-
-cdef inline uint64_t mapped_part(const Mapping* mapping, uint64_t offset, uint64_t size) noexcept nogil:
-    """How much of the chunk at ``offset``, of ``size`` bytes, the mapping shows; 0: nothing."""
-    return 0 if mapping.bytes <= offset else min(size, mapping.bytes - offset)

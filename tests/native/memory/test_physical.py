@@ -19,7 +19,7 @@ class Memory:
     size: int
     chunk: int
     references: int = 1
-    mapped: dict[int, int] = field(default_factory=dict)
+    mapped: set[int] = field(default_factory=set)
 
 
 class Book(RuleBasedStateMachine):
@@ -34,8 +34,8 @@ class Book(RuleBasedStateMachine):
         taken = {
             at // PIECE + i
             for memory in self.memory.values()
-            for at, size in memory.mapped.items()
-            for i in range(size // PIECE)
+            for at in memory.mapped
+            for i in range(memory.size // PIECE)
         }
         return [at * PIECE for at in range(1, PLACES) if not taken & {*range(at, at + pieces)}]
 
@@ -65,12 +65,11 @@ class Book(RuleBasedStateMachine):
     def is_mapped(self, data: st.DataObject) -> None:
         handle = data.draw(st.sampled_from(sorted(self.memory)))
         memory = self.memory[handle]
-        pieces = data.draw(st.integers(1, memory.size // PIECE))
-        places = self.free(pieces)
+        places = self.free(memory.size // PIECE)
         if places:
             at = data.draw(st.sampled_from(places))
-            assert self.book.map(handle, at, pieces * PIECE)
-            memory.mapped[at] = pieces * PIECE
+            assert self.book.map(handle, at)
+            memory.mapped.add(at)
 
     @rule(data=st.data())
     def is_unmapped(self, data: st.DataObject) -> None:
@@ -81,7 +80,7 @@ class Book(RuleBasedStateMachine):
             return
         handle = mapped[at]
         memory = self.memory[handle]
-        del memory.mapped[at]
+        memory.mapped.remove(at)
         goes = memory.references == 0 and not memory.mapped
         assert self.book.unmap(at) == (handle, goes)
         if goes:
@@ -89,9 +88,7 @@ class Book(RuleBasedStateMachine):
 
     @rule(at=st.integers(0, PLACES), inside=st.integers(0, PIECE - 1), pieces=st.integers(0, 8))
     def is_asked(self, at: int, inside: int, pieces: int) -> None:
-        mappings = [
-            (begin, size, handle) for handle, memory in self.memory.items() for begin, size in memory.mapped.items()
-        ]
+        mappings = [(begin, memory.size, handle) for handle, memory in self.memory.items() for begin in memory.mapped]
         address = at * PIECE + inside
         assert self.book.around(address) == next((m for m in mappings if m[0] <= address < m[0] + m[1]), None)
         end = at * PIECE
@@ -100,19 +97,14 @@ class Book(RuleBasedStateMachine):
         assert self.book.is_whole(at * PIECE, pieces * PIECE) is (pieces > 0 and end == (at + pieces) * PIECE)
 
     @invariant()
-    def each_chunk_is_shown_where_it_is_mapped(self) -> None:
+    def all_of_it_is_known(self) -> None:
         assert len(self.book) == len(self.memory)
         for handle, memory in self.memory.items():
-            shown = self.book.shown(handle)
-            assert shown is not None
-            assert shown == [
-                sorted(
-                    (at + offset, min(memory.chunk, memory.size - offset, size - offset))
-                    for at, size in memory.mapped.items()
-                    if size > offset
-                )
-                for offset in range(0, memory.size, memory.chunk)
-            ]
+            assert {*self.book.mapped(handle)} == memory.mapped
+            chunks = self.book.chunks(handle)
+            assert chunks is not None
+            assert sum(chunks) == memory.size
+            assert {*chunks[:-1]} <= {memory.chunk}
 
 
 TestBook = Book.TestCase

@@ -48,3 +48,4 @@ cdef extern void mem_forget_graphs(Context* context) noexcept nogil
 
 # vmm.pyx
 cdef extern void mem_forget_physical(Context* context) noexcept nogil
+cdef extern void mem_reservation(uint64_t address, uint64_t* start, uint64_t* size) noexcept nogil

@@ -5,6 +5,7 @@ from libc.string cimport memset
 
 from cython_ext.sim.cuda.memory.allocations cimport (
     Allocation, BACKING_HOST, BACKING_MANAGED, BACKING_MAPPED, BACKING_POOL, BACKING_PRIVATE, mem_find,
+    mem_reservation,
 )
 from cython_ext.sim.cuda.driver cimport (
     CUresult, INVALID_VALUE, NOT_SUPPORTED, SUCCESS, Stream, Work, drv_lock, drv_stream, drv_submit, drv_unlock,
@@ -19,6 +20,7 @@ cdef enum:
 cdef CUresult attribute(Allocation* a, int which, uint64_t address, void* out) noexcept nogil:
     """CU_POINTER_ATTRIBUTE_* of an allocation; its size is that of the attribute's type."""
     cdef bint host = a.backing >= BACKING_HOST
+    cdef uint64_t start = 0, size = 0
     if which == 1:                          # context
         (<void**>out)[0] = NULL if a.backing in (BACKING_POOL, BACKING_MAPPED) else a.context
     elif which == 2:                        # memory type
@@ -35,6 +37,9 @@ cdef CUresult attribute(Allocation* a, int which, uint64_t address, void* out) n
         (<int*>out)[0] = a.context.device
     elif which == 10:                       # fit for cuIpcGetMemHandle: not what was mapped or came from a pool
         (<char*>out)[0] = a.backing == BACKING_PRIVATE
+    elif which in (11, 12) and a.backing == BACKING_MAPPED:
+        mem_reservation(a.address, &start, &size)
+        (<uint64_t*>out)[0] = start if which == 11 else size
     elif which in (11, 19):                 # start of the range, of the mapping
         (<uint64_t*>out)[0] = a.address
     elif which in (12, 18):

@@ -278,6 +278,15 @@ cdef bint is_reserved(uint64_t address, uint64_t size) noexcept nogil:
     return False
 
 
+cdef public void mem_reservation(uint64_t address, uint64_t* start, uint64_t* size) noexcept nogil:
+    """The reserved range that ``address`` is within. The caller holds the lock."""
+    cdef Range* entry = ranges
+    while entry != NULL:
+        if entry.address <= address < entry.address + entry.size:
+            start[0], size[0] = entry.address, entry.size
+        entry = entry.next
+
+
 cdef bint is_free(uint64_t address, uint64_t size) noexcept nogil:
     cdef uint32_t i = 0
     cdef Allocation* other = mem_at(0)
@@ -297,8 +306,10 @@ cdef public CUresult cuMemMap(uint64_t address, size_t size, size_t offset, Phys
     cdef CUresult result = SUCCESS
     drv_lock()
     piece = find_piece(handle)
-    if piece == NULL or offset != 0 or size != piece.size or flags:
+    if piece == NULL or size == 0 or offset % GRANULARITY or size % GRANULARITY or flags:
         result = INVALID_VALUE
+    elif offset or size != piece.size:
+        result = NOT_SUPPORTED
     elif address % GRANULARITY or not is_reserved(address, size) or not is_free(address, size):
         result = INVALID_VALUE
     elif mmap(<void*>address, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file,
