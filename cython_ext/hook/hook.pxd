@@ -217,8 +217,9 @@ cdef extern:
     int vgpu_free_swappable(const Block* block) noexcept nogil
     void vgpu_drop_swappable(const Block* block) noexcept nogil
     # chunks.pyx
-    int vgpu_furnish(Gate* gate, const Block* chunk, unsigned long long* handle) noexcept nogil
-    void vgpu_strip(const Block* chunk) noexcept nogil
+    int vgpu_furnish(Gate* gate, Block* chunk, unsigned long long* handle) noexcept nogil
+    void vgpu_strip(Block* chunk) noexcept nogil
+    uint64_t vgpu_place_of(const Gate* gate, Block* chunk) noexcept nogil
     int vgpu_make_chunks(Gate* gate, uint64_t size, const void* properties, uint64_t* address) noexcept nogil
     void vgpu_unmake_chunks(Gate* gate, uint64_t address, uint64_t size, uint32_t kind) noexcept nogil
     int vgpu_make_with_room(
@@ -252,6 +253,7 @@ cdef extern:
     void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil
     uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil
     bint vgpu_pin_next(Gate* gate) noexcept nogil
+    void vgpu_forget_pins(Gate* gate) noexcept nogil
     # pin_ahead.pyx
     void vgpu_pin_ahead(Gate* gate) noexcept nogil
     # residency_guard.pyx
@@ -260,7 +262,7 @@ cdef extern:
     bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil
     bint vgpu_try_touch(Gate* gate) noexcept nogil
     # swap.pyx
-    void* vgpu_context_for_copies(const Gate* gate) noexcept nogil
+    void* vgpu_context_for_copies(Gate* gate) noexcept nogil
     int64_t vgpu_move(Gate* gate) noexcept nogil             # without gate.lock; the hook thread
 
 

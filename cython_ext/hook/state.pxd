@@ -74,6 +74,7 @@ cdef enum:
     CHUNK_AWAY = 0x10000     # it is in the store, and has nothing on the card
     CHUNK_PROGRAM = 0x20000  # of memory in State.physical; Block.kind is its number there
     CHUNK_FIXED = 0x40000    # it stays on the card
+    CHUNK_WINDOW = 0x80000   # of CHUNK_PROGRAM: mapped at its own address, too
 
     # What a stream is to the others
     STREAM_BLOCKING = 1      # synchronises with the legacy stream

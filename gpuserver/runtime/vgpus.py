@@ -314,8 +314,9 @@ class Vgpu:
         return bounded(sum(slot.committed_bytes[DEVICE] for slot in self.slots if slot.index not in self.coattached))
 
     def committed_by_kind(self) -> dict[str, int]:
-        """Bytes of each kind of memory (``MEMORY_KINDS``), of all processes."""
-        sums = [bounded(sum(sizes)) for sizes in zip(*(slot.committed_bytes for slot in self.slots), strict=True)]
+        """Bytes of each kind of memory (``MEMORY_KINDS``), of all processes but those that use several GPUs."""
+        alone = [slot.committed_bytes for slot in self.slots if slot.index not in self.coattached]
+        sums = [bounded(sum(sizes)) for sizes in zip(*alone, strict=True)]
         return dict(zip(MEMORY_KINDS, sums or [0] * len(MEMORY_KINDS), strict=False))
 
     @property
@@ -356,8 +357,10 @@ class Vgpu:
 
     @property
     def pinned_bytes(self) -> int:
-        """Host memory that its processes have pinned, and could use for a swap. They share it with each other."""
-        return bounded(sum(slot.pinned_bytes for slot in self.slots)) if self.swaps else 0
+        """Of its memory that can leave the card, how much host memory is pinned for."""
+        if not self.swaps:
+            return 0
+        return bounded(sum(min(slot.pinned_bytes, slot.committed_bytes[DEVICE]) for slot in self.slots))
 
     @property
     def here_bytes(self) -> int:

@@ -50,8 +50,8 @@ class App(Gpu):
         return code
 
 
-def create_physical(app: App, size: int, device: int = 0, handle_types: int = 0) -> tuple[int, int]:
-    """(CUresult, handle) of cuMemCreate."""
+def create_physical(app: App, size: int, device: int = 0, handle_types: int = 0, flags: int = 0) -> tuple[int, int]:
+    """(CUresult, handle) of cuMemCreate. ``flags``: compression, RDMA and usage."""
 
     class Properties(ctypes.Structure):
         _fields_ = [
@@ -64,7 +64,7 @@ def create_physical(app: App, size: int, device: int = 0, handle_types: int = 0)
         ]
 
     handle = c_uint64()
-    properties = Properties(type=1, handle_types=handle_types, location_type=1, location_id=device)
+    properties = Properties(1, handle_types, 1, device, None, flags)
     code = app.result("cuMemCreate", byref(handle), c_size_t(size), byref(properties), c_uint64(0))
     return code, handle.value
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from cython_ext.pages.storepage import STORE_SEGMENT_BLOCKS
+from cython_ext.readings import Where
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
-from tests.hook.test_swap import MIB, Program, swappable
+from tests.hook.test_swap import AWAY, MIB, Program, swappable
 
 WORK = """
 class Access(ctypes.Structure):
@@ -230,30 +231,100 @@ say(release(first), release(second))
 
 
 def test_access_that_was_not_set_is_not_there_after_a_swap(stage: Stage, vgpu: StagedVgpu) -> None:
+    """Memory that the program may only read, and memory that it has mapped without access, is copied all the same."""
     work = program(
         stage,
         vgpu,
         """
 size = 4 << 20
-handle, place = made(size), reserve(2 * size)
-mapped(handle, place, size)
-mapped(handle, place + size, size, flags=0)
+first, second, place = made(size), made(size), reserve(4 * size)
+for handle, byte, flags in ((first, 5, 0), (second, 6, 1)):
+    at = place + 2 * size * (byte - 5)
+    fill(mapped(handle, at, size), size, byte)
+    app.call("cuMemUnmap", c_uint64(at), c_size_t(size))
+    mapped(handle, at, size, flags=flags)
+    mapped(handle, at + size, size, flags=0)
 flags = c_uint64()
 def access():
     found = []
-    for at in (place, place + size):
+    for at in range(place, place + 4 * size, size):
         app.call("cuMemGetAccess", byref(flags), byref(Access(1, 0, 0)), c_uint64(at))
-        found.append(flags.value)
+        found.append(flags.value != 0)
     return found
 say(access())
 say(access())
+allowed = Access(1, 0, 3)
+app.call("cuMemSetAccess", c_uint64(place), c_size_t(4 * size), byref(allowed), c_size_t(1))
+say([bytes_of(at, size) for at in range(place, place + 4 * size, size)])
 """,
     )
-    assert work.hear() == [[3, 0]]
+    assert work.hear() == [[False, False, True, False]]
     work.leave()
     work.go_on()
     work.come_back()
-    assert work.hear() == [[3, 0]]
+    assert work.hear() == [[False, False, True, False]]
+    work.go_on()
+    assert work.hear() == [[[5], [5], [6], [6]]]
+
+
+def test_tiles_of_sparse_arrays_stay_on_the_card(stage: Stage, vgpu: StagedVgpu) -> None:
+    work = program(
+        stage,
+        vgpu,
+        """
+tiles, other = made(4 << 20, flags=1 << 16), made(4 << 20)
+say()
+say(release(tiles), release(other))
+""",
+    )
+    work.hear()
+    assert (vgpu.slot().committed_bytes[0], vgpu.slot().committed_bytes[2]) == (4 * MIB, 4 * MIB)
+    work.leave()
+    assert (work.on_card(), vgpu.slot().away_bytes) == (4 * MIB, 4 * MIB)
+    work.go_on()
+    work.come_back()
+    assert work.hear() == [0, 0]
+    assert (work.on_card(), vgpu.slot().charged_bytes) == (0, 0)
+
+
+def test_it_is_not_moved_under_a_copy_in_another_context(stage: Stage, vgpu: StagedVgpu) -> None:
+    """It was mapped in the first context, and each context of the device may use it."""
+    work = program(
+        stage,
+        vgpu,
+        """
+size = 4 << 20
+place = mapped(made(size), reserve(size), size)
+fill(place, size, 9)
+second = c_void_p()
+app.call("cuCtxCreate_v2", byref(second), 0, app.device)
+flag = ctypes.c_uint32()
+app.call("cuMemHostRegister_v2", byref(flag), c_size_t(4), 0)
+stream = app.new_stream(1)
+app.call("cuMemsetD8Async", c_uint64(place), 9, c_size_t(size), stream)
+app.call("cuStreamSynchronize", stream)
+say()
+app.call("cuStreamWaitValue32_v2", stream, c_uint64(ctypes.addressof(flag)), c_uint(1), c_uint(0))
+data = (ctypes.c_char * 512)(*b"\\x07" * 512)
+app.call("cuMemcpyHtoDAsync_v2", c_uint64(place), data, c_size_t(512), stream)
+say()
+flag.value = 1
+app.call("cuStreamSynchronize", stream)
+say(bytes_of(place, 512))
+""",
+    )
+    work.hear()
+    eventually(lambda: not vgpu.slot().want, "it is idle")
+    work.go_on()
+    work.hear()
+    vgpu.withdraw()
+    vgpu.grants.flags = vgpu.grants.flags | AWAY
+    work.until(Where.STUCK)
+    assert work.on_card() == 4 * MIB
+    work.go_on()
+    work.until(Where.AWAY)
+    work.come_back()
+    assert work.hear() == [[7]]
 
 
 def test_without_swap_the_handles_are_the_drivers(stage: Stage) -> None:

@@ -49,7 +49,7 @@ def test_a_node_that_is_well_needs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("owned_gib", "verdict", "fix"), [(150, Verdict.OK, ""), (190, Verdict.NOTE, "vgpuctl serve --host-memory 65GiB")]
+    ("owned_gib", "verdict", "fix"), [(150, Verdict.OK, ""), (190, Verdict.NOTE, "vgpuctl serve --host-memory 65G")]
 )
 def test_what_is_swapped_fits_the_host_and_the_gpu_or_not(owned_gib: int, verdict: Verdict, fix: str) -> None:
     """Of the GPU's 141 GiB 16 are promised, and the host has 32."""

@@ -11,6 +11,7 @@ from typing import cast
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from cython_ext.testing.bindings_memory import STORE_HEADER_BYTES, Blocks
@@ -186,3 +187,64 @@ def test_a_store_that_nobody_is_given_any_more_counts_until_its_programs_have_en
     stores.sweep(2, set())
     assert stores.ready_bytes == 0
     assert not stores.lacks(UID + 1, 2 * SEGMENT_BYTES)
+
+
+@pytest.fixture
+def roomy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host with memory to spare, whatever this one has."""
+    monkeypatch.setattr("gpuserver.runtime.memory.stores.ahead_reserve_bytes", lambda: 0)
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_store_grows_ahead_by_whole_segments_to_what_is_wanted() -> None:
+    stores = Stores(4 * SEGMENT_BYTES)
+
+    async def scene() -> None:
+        assert await stores.have_ahead(UID, SEGMENT_BYTES + 1)
+        assert stores.ready_bytes == SEGMENT_BYTES
+        assert await stores.have_ahead(UID, SEGMENT_BYTES + 1)
+        assert not await stores.have_ahead(UID, SEGMENT_BYTES + 1)
+        assert stores.ready_bytes == 2 * SEGMENT_BYTES
+        async with trio.open_nursery() as nursery:  # what is needed now goes first, and both end
+            nursery.start_soon(stores.have_ahead, UID, 4 * SEGMENT_BYTES)
+            nursery.start_soon(stores.have, UID, 3 * SEGMENT_BYTES)
+        assert stores.ready_bytes >= 3 * SEGMENT_BYTES
+
+    trio.run(scene)
+
+
+@pytest.mark.usefixtures("roomy")
+def test_stores_grow_ahead_only_where_all_that_is_owned_has_room() -> None:
+    """A part for each would leave no vGPU room to leave as a whole."""
+    stores = Stores(4 * SEGMENT_BYTES)
+
+    async def scene() -> None:
+        assert await stores.have_ahead(1, SEGMENT_BYTES)
+
+    trio.run(scene)
+    assert stores.have_room_for({1: 2 * SEGMENT_BYTES, 2: 2 * SEGMENT_BYTES})
+    assert not stores.have_room_for({1: 2 * SEGMENT_BYTES, 2: 2 * SEGMENT_BYTES + 1})
+    assert stores.have_room_for({2: 3 * SEGMENT_BYTES})
+    assert not stores.have_room_for({2: 3 * SEGMENT_BYTES + 1})
+
+
+@pytest.mark.usefixtures("roomy")
+def test_a_host_without_memory_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    stores, attempts = Stores(4 * SEGMENT_BYTES), 0
+
+    def fails(work: object) -> None:
+        nonlocal attempts
+        attempts += 1
+        raise MemoryError("the host has none")
+
+    monkeypatch.setattr("gpuserver.runtime.memory.stores.in_nice_thread", fails)
+
+    async def scene() -> None:
+        for _ in range(3):
+            assert not await stores.have_ahead(UID, SEGMENT_BYTES)
+        assert attempts == 1
+        await trio.sleep(31)
+        assert not await stores.have_ahead(UID, SEGMENT_BYTES)
+        assert attempts == 2
+
+    trio.run(scene, clock=MockClock(autojump_threshold=0.1))

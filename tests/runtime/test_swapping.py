@@ -10,13 +10,13 @@ from typing import Any, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS
 from cython_ext.readings import SlotState, Where
 from gpuserver.core.scheduler.leases import VgpuIndex
 from gpuserver.core.states.migration import AT_REST
-from gpuserver.core.states.residency import HostMemory
+from gpuserver.core.states.residency import STORE_SLACK_BYTES, HostMemory
 from gpuserver.runtime.memory import places, swapping
 from gpuserver.runtime.memory.stores import Stores
 from gpuserver.runtime.memory.swapping import Swapping
@@ -309,5 +309,38 @@ def test_a_migration_that_cannot_end_stops_nobody_else(stage: Callable[..., Stag
         found.state.vgpus["leaver"] = leaver
         await found.run(30, until=lambda: b.where is Where.RESIDENT)
         assert (b.where, a.left) == (Where.RESIDENT, 1)
+
+    play(scene)
+
+
+@pytest.mark.parametrize("growth_first", [True, False])
+def test_stores_grow_ahead_for_what_is_owned_in_whichever_order_the_tasks_began(
+    stage: Callable[..., Stage], *, growth_first: bool
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    async def ahead(tenant: int, bytes_: int) -> bool:
+        asked.append((tenant, bytes_))
+        return False
+
+    async def scene() -> None:
+        owner, liar = Played("owner", 1), Played("liar", 2)
+        owner.tenant, liar.tenant = 7, 8
+        owner.record.memory_limit_bytes, liar.record.memory_limit_bytes = 2 * OWNED, OWNED // 2
+        found = stage(owner, liar)
+        stores = SimpleNamespace(have_ahead=ahead, have_room_for=lambda wanted: True)
+        found.swapping.stores = cast(Any, SimpleNamespace(**vars(found.swapping.stores), **vars(stores)))
+        tasks = [found.swapping.run, found.swapping.grow_ahead]
+        async with trio.open_nursery() as nursery:
+            found.state.nursery = nursery
+            for task in reversed(tasks) if growth_first else tasks:
+                nursery.start_soon(task)
+                await wait_all_tasks_blocked()
+            assert not asked
+            for vgpu in found.played:
+                found.swapping.enlist(cast(Vgpu, vgpu))
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert {*asked} == {(7, OWNED + STORE_SLACK_BYTES), (8, OWNED // 2 + STORE_SLACK_BYTES)}
 
     play(scene)

@@ -278,7 +278,7 @@ def _moving(vgpu: VgpuStatus) -> dict[str, str]:
         away = format_bytes(vgpu.memory_away_bytes)
         facts["swapped"] = f"{counted(vgpu.swaps_out, 'time')} out, {vgpu.swaps_in} in; {away} is away"
     if vgpu.memory_pinned_bytes:
-        facts["host memory"] = f"{format_bytes(vgpu.memory_pinned_bytes)} are pinned for a swap"
+        facts["host memory"] = f"pinned for {format_bytes(vgpu.memory_pinned_bytes)} of a swap"
     return facts
 
 

@@ -18,6 +18,8 @@ LATE_NS: Final = 50_000_000
 """An event loop lacks CPU if it is later than this for one due task in a hundred."""
 ENOUGH: Final = 100
 LONG_WAIT_NS: Final = 1_000_000_000
+STORE_SLACK_BYTES: Final = 192 << 20
+"""What a user's host memory for swap has beside what is swapped out (gpuserver.core.states.residency)."""
 SHORT_OF: Final = 0.8
 """A vGPU that waits and holds less than this part of its guarantee is short of it."""
 
@@ -79,7 +81,7 @@ def diagnose(health: Health) -> Iterator[Finding]:
     for gpu in status.gpus:
         yield from _gpu(gpu)
         yield from _outside(gpu)
-        yield from _swap(gpu, [vgpu for vgpu in health.vgpus if vgpu.gpu_index == gpu.index])
+        yield from _swap(gpu, [vgpu for vgpu in health.vgpus if vgpu.gpu_index == gpu.index], len(status.gpus))
     for meters in health.meters:
         yield from _loop(meters)
     for vgpu in health.vgpus:
@@ -116,17 +118,21 @@ def _outside(gpu: GpuStatus) -> Iterator[Finding]:
         yield Finding(f"GPU {gpu.index}", Verdict.NOTE, found, "vgpuctl ps --all; start them with vgpuctl run")
 
 
-def _swap(gpu: GpuStatus, vgpus: Collection[VgpuStatus]) -> Iterator[Finding]:
-    """How much of the vGPUs' memory fits into the host's."""
-    may_own = sum(vgpu.memory_limit_bytes for vgpu in vgpus if vgpu.spec.oversubscribe is Oversubscribe.SWAP)
+def _swap(gpu: GpuStatus, vgpus: Collection[VgpuStatus], gpus: int) -> Iterator[Finding]:
+    """How much of the vGPUs' memory fits into the host's. ``gpus``: as many share ``--host-memory``."""
+    swapped = [vgpu for vgpu in vgpus if vgpu.spec.oversubscribe is Oversubscribe.SWAP]
+    may_own = sum(vgpu.memory_limit_bytes for vgpu in swapped)
     if not may_own:
         return
     card = max(0, gpu.total_memory_bytes - gpu.guaranteed_memory_bytes)
+    owners, lacking = {vgpu.owner_uid for vgpu in swapped}, may_own - card
+    if len(owners) > 1 and lacking > 0:  # no user's host memory serves another
+        lacking = may_own + len(owners) * STORE_SLACK_BYTES
     host, ready = gpu.host_memory_limit_bytes, format_bytes(gpu.host_memory_bytes)
     found = f"vGPUs that are swapped may own {format_bytes(may_own)}; for them the host has {format_bytes(host)}, "
     found += f"of which {ready} are ready, and the GPU {format_bytes(card)}"
-    if may_own > card + host:
-        fix = f"vgpuctl serve --host-memory {format_bytes(may_own - card).replace(' ', '')}, or smaller vGPUs"
+    if lacking > host:
+        fix = f"vgpuctl serve --host-memory {-(-lacking * gpus >> 30)}G, or smaller vGPUs"
         yield Finding(f"GPU {gpu.index}", Verdict.NOTE, f"{found}: not all of it fits", fix)
     else:
         yield Finding(f"GPU {gpu.index}", Verdict.OK, found)

@@ -506,7 +506,7 @@ class VgpuStatus(Reading):
     memory_limit_bytes: int
     memory_used_bytes: int  # charged: reserved + committed + implicit
     memory_away_bytes: int = 0  # of that in the host's memory, swapped
-    memory_pinned_bytes: int = 0  # of the host's, ready for what may be swapped
+    memory_pinned_bytes: int = 0  # of what may be swapped, for so much the host's is pinned
     memory_reserved_bytes: int  # of allocations in progress
     memory_implicit_bytes: int  # contexts, modules, stacks, as NVML reports them
     memory_peak_bytes: int  # implicit, and the sum of the processes' own peaks

@@ -221,12 +221,12 @@ cdef void bury(void* context, bint dead) noexcept nogil:
             graph_forget(&gate.graphs, 0)
             store32(&gate.round, gate.round + 1)         # its handles, too, may be given again
         lock_release(&gate.lock)
-    add32(&state().dying, <uint32_t>-1)
 
 
 cdef void touched() noexcept nogil:
     """The end of what vgpu_context_dies has begun."""
     cdef uint32_t g
+    add32(&state().dying, <uint32_t>-1)
     for g in range(state().gate_count):
         vgpu_touched(&state().gates[g])
 

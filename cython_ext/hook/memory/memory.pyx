@@ -13,7 +13,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemFreeAsync_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_free_swappable, vgpu_gate_here,
+    vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_forget_pins,
+    vgpu_free_swappable, vgpu_gate_here,
     vgpu_physical_of_context_died, vgpu_pooled, vgpu_pooled_freed, vgpu_release, vgpu_reserve, vgpu_settle_ahead,
     vgpu_settle_pools,
 )
@@ -183,6 +184,9 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
     cdef AllocTable* table = &state().allocations
     cdef Block block
     cdef uint64_t i = 0
+    cdef uint32_t g
+    for g in range(state().gate_count):
+        vgpu_forget_pins(&state().gates[g])
     lock_acquire(&state().memory_lock)
     vgpu_physical_of_context_died(context, NULL)
     while i < table.capacity:

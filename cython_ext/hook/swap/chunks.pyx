@@ -1,7 +1,8 @@
 """Physical memory that can leave the card: chunks at addresses that the vGPU keeps.
 
-Linear memory (swappable.pyx) and the program's own physical memory (program_memory.pyx) are made of chunks. The hook
-maps each chunk at an address range of its own. A chunk of the program's memory has the program's mappings, too.
+Linear memory (swappable.pyx) and the program's own physical memory (program_memory.pyx) are made of chunks. A chunk of
+linear memory is mapped at an address of the hook's. A chunk of the program's memory is mapped where the program maps
+it. The hook maps it at its own address, too (its window), where the program has no mapping that can be copied.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -17,7 +18,7 @@ from cython_ext.hook.hook cimport (
     vgpu_touched, vgpu_unstore,
 )
 from cython_ext.hook.state cimport (
-    CHUNK_AWAY, CHUNK_PROGRAM, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state,
+    CHUNK_AWAY, CHUNK_PROGRAM, CHUNK_WINDOW, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state,
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_insert, alloc_remove
 from cython_ext.logic.memory.physical cimport (
@@ -91,24 +92,60 @@ cdef int show(uint64_t address, uint64_t size, unsigned long long handle, int de
     return result
 
 
-cdef void hide(const Block* chunk, const Physical* physical, const Mapping* end) noexcept nogil:
+cdef inline bint is_at_own_address(const Block* chunk) noexcept nogil:
+    return chunk.flags & CHUNK_PROGRAM == 0 or chunk.flags & CHUNK_WINDOW != 0
+
+
+cdef int open_window(const Gate* gate, Block* chunk, unsigned long long handle) noexcept nogil:
+    cdef int result = show(chunk.address, chunk.bytes, handle, gate.device, READ_WRITE)
+    if result == CUDA_SUCCESS:
+        chunk.flags |= CHUNK_WINDOW
+    return result
+
+
+cdef uint64_t mapped_place(const Block* chunk, const Physical* physical) noexcept nogil:
+    """Where the program has it mapped for reading and writing; 0: nowhere."""
+    cdef const Mapping* mapping = physical.mappings if physical != NULL else NULL
+    while mapping != NULL:
+        if mapping.access == READ_WRITE:
+            return mapping.address + chunk.kind * <uint64_t>CHUNK_BYTES
+        mapping = mapping.next
+    return 0
+
+
+cdef public uint64_t vgpu_place_of(const Gate* gate, Block* chunk) noexcept nogil:
+    """The address at which the hook copies a chunk that is on the card; 0: the driver gives none. No thread changes
+    the program's mappings meanwhile."""
+    cdef uint64_t place
+    if is_at_own_address(chunk):
+        return chunk.address
+    place = mapped_place(chunk, physical_behind(chunk))
+    if place == 0 and open_window(gate, chunk, chunk.aux) == CUDA_SUCCESS:
+        place = chunk.address
+    return place
+
+
+cdef void hide(Block* chunk, const Physical* physical, const Mapping* end) noexcept nogil:
     """Unmap the chunk from the program's mappings before ``end``, NULL: from all, and from the hook's address."""
     cdef const Mapping* mapping = physical.mappings if physical != NULL else NULL
     cdef uint64_t offset = chunk.kind * <uint64_t>CHUNK_BYTES
     while mapping != end:
         real_cuMemUnmap(mapping.address + offset, chunk.bytes)
         mapping = mapping.next
-    real_cuMemUnmap(chunk.address, chunk.bytes)
+    if is_at_own_address(chunk):
+        real_cuMemUnmap(chunk.address, chunk.bytes)
+    chunk.flags &= ~<uint32_t>CHUNK_WINDOW
 
 
 cdef int show_all(
-    const Gate* gate, const Block* chunk, const Physical* physical, unsigned long long handle
+    const Gate* gate, Block* chunk, const Physical* physical, unsigned long long handle
 ) noexcept nogil:
+    """Of the program's memory: at its mappings. A window is opened when it is needed."""
     cdef const Mapping* mapping = physical.mappings if physical != NULL else NULL
     cdef uint64_t offset = chunk.kind * <uint64_t>CHUNK_BYTES
-    cdef int result = show(chunk.address, chunk.bytes, handle, gate.device, READ_WRITE)
-    if result != CUDA_SUCCESS:
-        return result
+    cdef int result = CUDA_SUCCESS
+    if is_at_own_address(chunk):
+        return show(chunk.address, chunk.bytes, handle, gate.device, READ_WRITE)
     while mapping != NULL:
         result = show(mapping.address + offset, chunk.bytes, handle, gate.device, mapping.access)
         if result != CUDA_SUCCESS:
@@ -118,7 +155,7 @@ cdef int show_all(
     return result
 
 
-cdef public int vgpu_furnish(Gate* gate, const Block* chunk, unsigned long long* handle) noexcept nogil:
+cdef public int vgpu_furnish(Gate* gate, Block* chunk, unsigned long long* handle) noexcept nogil:
     """Physical memory for a chunk, at its addresses. No thread changes the program's mappings meanwhile."""
     cdef const Physical* physical = physical_behind(chunk)
     cdef Properties properties
@@ -133,7 +170,7 @@ cdef public int vgpu_furnish(Gate* gate, const Block* chunk, unsigned long long*
     return result
 
 
-cdef public void vgpu_strip(const Block* chunk) noexcept nogil:
+cdef public void vgpu_strip(Block* chunk) noexcept nogil:
     """Its physical memory goes back to the card. Nothing may be using it."""
     hide(chunk, physical_behind(chunk), NULL)
     real_cuMemRelease(chunk.aux)

@@ -30,7 +30,7 @@ cdef extern from "limits.h":
 
 cdef enum:
     SPARE_BYTES = 192 << 20      # of a store that moves pass each other in, and the rest of a segment
-    LOOK_NS = 200_000_000        # between two checks whether more is owned, or the store has grown
+    LOOK_NS = 500_000_000        # between two checks whether more is owned, or the store has grown
     REST_NS = 2_000_000          # between two parts ...
     BUSY_FACTOR = 10             # ... and as a multiple of what the last one took, while the process uses the GPU
 

@@ -49,11 +49,15 @@ cdef struct Asked:               # by cuMemCreate
     uint64_t handle
 
 
-cdef struct PropertiesHead:      # CUmemAllocationProp, its beginning
+cdef struct Properties:          # CUmemAllocationProp
     int type
     int handle_types
     int location_type
     int location_id
+    void* security
+    unsigned char[2] flags
+    unsigned short usage         # of tiles for sparse arrays, which stay on the card
+    unsigned char[4] reserved
 
 
 cdef struct Access:              # CUmemAccessDesc
@@ -120,9 +124,11 @@ cdef public bint vgpu_create_physical(
     Gate* gate, unsigned long long* handle, size_t size, const void* properties, unsigned long long flags, int* result
 ) noexcept nogil:
     """cuMemCreate. A size that the driver refuses is left to it."""
-    cdef const PropertiesHead* head = <const PropertiesHead*>properties
+    cdef const Properties* given = <const Properties*>properties
     cdef Asked asked
-    if not is_swappable(gate) or handle == NULL or flags or head.type != PINNED or size == 0 or size % PIECE_BYTES:
+    if not is_swappable(gate) or handle == NULL or flags or size == 0 or size % PIECE_BYTES:
+        return 0
+    if given.type != PINNED or given.usage:
         return 0
     charge_contexts(gate)
     vgpu_pin_ahead(gate)

@@ -10,7 +10,7 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT
 
 from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2, real_cuMemHostUnregister
 from cython_ext.hook.hook cimport vgpu_log
-from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, Store, state
+from cython_ext.hook.state cimport CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, Gate, Store, state
 from cython_ext.pages.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
@@ -138,9 +138,20 @@ cdef void pin(Gate* gate, uint64_t part) noexcept nogil:
     result = real_cuMemHostRegister_v2(
         gate.store.memory + part * PIN_BLOCKS * BLOCK_BYTES, PIN_BLOCKS * BLOCK_BYTES, PORTABLE
     )
+    if result == CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED:
+        result = CUDA_SUCCESS            # by a context that has ended, and the driver has kept it
     gate.store.pins[part] = PIN_DONE if result == CUDA_SUCCESS else PIN_NOT
     gate.pinning_ns += now_ns() - began_ns
     vgpu_log(b"pinned part, result", part, result)
+
+
+cdef public void vgpu_forget_pins(Gate* gate) noexcept nogil:
+    """A context has ended, which may have taken its pins along. No thread pins meanwhile."""
+    cdef uint64_t part
+    if gate.store.page == NULL:
+        return
+    for part in range(pins_size(&gate.store)):
+        gate.store.pins[part] = PIN_NONE
 
 
 cdef uint64_t usable_in(const Gate* gate, uint64_t part) noexcept nogil:
@@ -166,10 +177,10 @@ cdef public uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil:
 
 
 cdef public bint vgpu_pin_next(Gate* gate) noexcept nogil:
-    """Pin one more part that has blocks for this process. 0: there is none, or the driver did not pin the last one.
-    Processes begin at different parts. The caller has a context current."""
+    """Pin one more part that has blocks for this process. 0: there is none, or the driver does not pin it now, and it
+    is tried again. Processes begin at different parts. The caller has a context current."""
     cdef uint64_t parts, part, begin, k
-    if gate.store.page == NULL:
+    if gate.store.page == NULL or gate.heir.page != NULL:
         return 0
     parts = parts_of(ready_blocks(gate))
     begin = mix64(gate.slot.pid)
@@ -177,7 +188,10 @@ cdef public bint vgpu_pin_next(Gate* gate) noexcept nogil:
         part = (begin + k) % parts
         if gate.store.pins[part] == PIN_NONE and usable_in(gate, part):
             pin(gate, part)
-            return gate.store.pins[part] == PIN_DONE
+            if gate.store.pins[part] == PIN_DONE:
+                return 1
+            gate.store.pins[part] = PIN_NONE
+            return 0
     return 0
 
 

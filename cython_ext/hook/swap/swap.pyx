@@ -20,7 +20,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2, real_cuStreamSynchronize,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_furnish, vgpu_log, vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored, vgpu_strip, vgpu_unstore,
+    vgpu_furnish, vgpu_log, vgpu_place_of, vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored, vgpu_strip,
+    vgpu_unstore,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -149,18 +150,32 @@ cdef uint32_t add_contexts_of_program(const PhysicalBook* book, void** contexts,
     return count
 
 
-cdef uint32_t contexts_of(const Gate* gate, void** contexts) noexcept nogil:
-    """Those that made or mapped memory that can leave the card; CONTEXTS + 1: more than that."""
+cdef uint32_t add_contexts_of_streams(Gate* gate, void** contexts, uint32_t count) noexcept nogil:
+    """Memory that the program maps is used from any of them. A thread that has the lock launches just now."""
+    cdef uint32_t i
+    if not lock_soon(&gate.lock):
+        return count
+    for i in range(gate.stream_count):
+        if gate.streams[i].handle != NULL:
+            count = add_context(gate.streams[i].context, contexts, count)
+    lock_release(&gate.lock)
+    return count
+
+
+cdef uint32_t contexts_of(Gate* gate, void** contexts) noexcept nogil:
+    """Those that made, mapped or may use memory that can leave the card; CONTEXTS + 1: more than that."""
     cdef uint32_t count
+    cdef bint program
     lock_acquire(&state().memory_lock)
     count = add_contexts(gate, &state().allocations, contexts, 0)
     count = add_contexts(gate, &state().doomed, contexts, count)
     count = add_contexts_of_program(&state().physical, contexts, count)
+    program = state().physical.handles.count != 0
     lock_release(&state().memory_lock)
-    return count
+    return add_contexts_of_streams(gate, contexts, count) if program else count
 
 
-cdef public void* vgpu_context_for_copies(const Gate* gate) noexcept nogil:
+cdef public void* vgpu_context_for_copies(Gate* gate) noexcept nogil:
     """A context that uses the memory; NULL: there is none, or there are too many to know."""
     cdef void* contexts[17]
     cdef uint32_t count = contexts_of(gate, contexts)
@@ -218,17 +233,19 @@ cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
     return NULL
 
 
-cdef int copy_chunk(Gate* gate, const Block* chunk, bint out, void* stream) noexcept nogil:
-    """Piece by piece, as its places in the store need not follow each other."""
-    cdef uint64_t at = chunk.address
+cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream) noexcept nogil:
+    """Begin its copies, piece by piece, as its places in the store need not follow each other."""
+    cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0
     cdef int result = CUDA_SUCCESS
-    while result == CUDA_SUCCESS and at < chunk.address + chunk.bytes:
+    cdef void* stored
+    while place and result == CUDA_SUCCESS and at < chunk.bytes:
+        stored = vgpu_stored(gate, chunk.address + at)
         if out:
-            result = real_cuMemcpyDtoHAsync_v2(vgpu_stored(gate, at), at, PIECE_BYTES, stream)
+            result = real_cuMemcpyDtoHAsync_v2(stored, place + at, PIECE_BYTES, stream)
         else:
-            result = real_cuMemcpyHtoDAsync_v2(at, vgpu_stored(gate, at), PIECE_BYTES, stream)
+            result = real_cuMemcpyHtoDAsync_v2(place + at, stored, PIECE_BYTES, stream)
         at += PIECE_BYTES
-    return result
+    return place != 0 and result == CUDA_SUCCESS
 
 
 cdef bint has_copied(const Batch* batch) noexcept nogil:
@@ -320,7 +337,7 @@ cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
         batch.indexes[batch.count] = mover.at
         batch.count += 1
         mover.at += 1
-        if not open_mover(mover) or copy_chunk(gate, chunk, out, mover.stream) != CUDA_SUCCESS:
+        if not open_mover(mover) or not copy_chunk(gate, chunk, out, mover.stream):
             outcome = FAILED
             break
     if batch.count and real_cuEventRecord(batch.event, mover.stream) != CUDA_SUCCESS:

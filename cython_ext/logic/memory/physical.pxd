@@ -1,8 +1,8 @@
 """Physical memory that a program made by cuMemCreate, and that can leave the card: its handles and its mappings.
 
 The program's handle is a number of the hook's own, because the driver's handle is another one after each swap. The
-number is the address of a *window*: an address range of the hook's, at which the memory is mapped, too. It is copied
-there, whatever the program maps and whatever access it sets.
+number is the address of its *window*: an address range of the hook's. The hook maps the memory there to copy it, where
+the program has no mapping for reading and writing.
 
 The memory is made of chunks, each with a handle of the driver. It goes when it has neither handles nor mappings left.
 

@@ -331,7 +331,7 @@ def warnings_on_swapping(vgpu: Vgpu) -> tuple[str, ...]:
 
 
 _STAYS: Final = {
-    "vmm": "of cuMemCreate that are exported",
+    "vmm": "of cuMemCreate that cannot move",
     "async": "of stream-ordered pools",
     "array": "of arrays",
     "graph": "of graphs that allocate",

@@ -13,11 +13,11 @@ of a process that has ended once the driver has released the process. Until then
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import Thread
+from threading import Thread, get_native_id
 from typing import Final
 
 import trio
@@ -38,9 +38,11 @@ TOUCHING_THREADS: Final = max(1, min(8, (os.cpu_count() or 1) // 4))
 HOST_LEAST_BYTES: Final = 1 << 30
 """So much of the host's memory is left to others."""
 HOST_AHEAD_BYTES: Final = 4 << 30
-"""... by a store that grows before it is needed."""
-AHEAD_BLOCKS: Final = 4
-"""A thread of idle priority touches so many at a time: a store that is needed now waits for no more than that."""
+"""... by a store that grows before it is needed; and not less than a tenth of it."""
+AHEAD_NICE: Final = 10
+"""The priority of a thread that does so. It holds locks that the server needs, so it is not an idle one."""
+AHEAD_AGAIN_S: Final = 30.0
+"""After the host had no memory for it."""
 SWEEP_MOST: Final = 64
 """A sweep checks so many names of owners: a tenant may write any number of them."""
 USED_UP: Final = "the host memory for what is away is used up: vgpuctl serve --host-memory gives more"
@@ -76,6 +78,7 @@ class Stores:
         self._left: dict[int, tuple[Process, ...]] = {}
         self._dropped: list[RetiredStore] = []
         self._growing = trio.Lock()
+        self._ahead_after_s = 0.0
         self._urgent = 0
         """How many wait for a store to grow."""
         self._sweeps: dict[StorePage, ReclaimPass] = {}
@@ -168,28 +171,37 @@ class Stores:
         left = max(0, self.limit_bytes - self.ready_bytes) // STORE_BLOCK_BYTES
         return left - left % STORE_SEGMENT_BLOCKS
 
+    def have_room_for(self, wanted: Mapping[int, int]) -> bool:
+        """Whether the limit has room for stores of such sizes, by tenant, beside what the stores have already."""
+        others = sum(self._ready_bytes_of(tenant) for tenant in self._stores if tenant not in wanted)
+        mine = sum(max(bytes_, self._ready_bytes_of(tenant)) for tenant, bytes_ in wanted.items())
+        return others + mine <= self.host.limit_bytes
+
     async def have_ahead(self, tenant: int, bytes_: int) -> bool:
-        """Grow a tenant's store by one segment towards so much, with what others leave of the cores. False: there is
-        nothing to do, or no memory for it, or another growth is under way."""
+        """Grow a tenant's store by one segment towards so much, at low priority. False: there is nothing to do, or no
+        memory for it, or another growth is under way."""
         store = self.of(tenant)
         if self._urgent or self._growing.locked() or store.ready * STORE_BLOCK_BYTES >= bytes_:
             return False
         if store.closed or store.ready == store.blocks or not self._left_blocks:
             return False
-        if host_room_bytes() < HOST_AHEAD_BYTES:
+        if trio.current_time() < self._ahead_after_s or host_room_bytes() < ahead_reserve_bytes():
             return False
         async with self._growing:
-            with suppress(MemoryError, PageError):
-                await trio.to_thread.run_sync(in_idle_thread, lambda: self._touch_segment(store))
-                return True
-        return False
+            try:
+                await trio.to_thread.run_sync(in_nice_thread, lambda: self._touch_segment(store))
+            except (MemoryError, OSError, PageError, RuntimeError) as error:
+                log.warning("host memory for swap is not set aside ahead", tenant=tenant, reason=str(error))
+                self._ahead_after_s = trio.current_time() + AHEAD_AGAIN_S
+                return False
+        return True
 
     def _touch_segment(self, store: StorePage) -> None:
         begin = store.ready
-        for at in range(begin, begin + STORE_SEGMENT_BLOCKS, AHEAD_BLOCKS):
-            if self._urgent:
+        for at in range(begin, min(begin + STORE_SEGMENT_BLOCKS, store.blocks)):
+            if self._urgent:  # a store that is needed now waits for no more than a block
                 return
-            store.touch(at, min(at + AHEAD_BLOCKS, store.blocks))
+            store.touch(at, at + 1)
         store.grow(STORE_SEGMENT_BLOCKS)
 
     async def give_back(self, busy: Container[int]) -> None:
@@ -236,14 +248,18 @@ class Stores:
                     sweep.ended[process] = readings
 
 
-def in_idle_thread(work: Callable[[], None]) -> None:
-    """Run ``work`` in a thread that gets only what others leave of the cores, and wait for it. Its error is raised."""
+def ahead_reserve_bytes() -> int:
+    return max(HOST_AHEAD_BYTES, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 10)
+
+
+def in_nice_thread(work: Callable[[], None]) -> None:
+    """Run ``work`` in a thread of low priority, and wait for it. Its error is raised."""
     errors: list[BaseException] = []
 
     def run() -> None:
         try:
             with suppress(OSError):  # a container may forbid it
-                os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+                os.setpriority(os.PRIO_PROCESS, get_native_id(), AHEAD_NICE)
             work()
         except BaseException as error:
             errors.append(error)

@@ -123,9 +123,7 @@ class Swapping:
     async def run(self) -> None:
         self._began = trio.current_time()
         while True:
-            if not self._places:
-                self._enlisted = trio.Event()
-                await self._enlisted.wait()
+            await self._has_vgpus()
             busy = self._step()
             coming = any(place.comes for place in self._places.values())
             await trio.sleep(PASS_S if coming else LOOK_S if busy else CALM_S)
@@ -134,19 +132,27 @@ class Swapping:
         """Have host memory for all that swapped vGPUs own before any of them has to leave. So the first move takes as
         long as later ones: the hooks pin that memory meanwhile (cython_ext/hook/swap/pin_ahead.pyx)."""
         while True:
-            if not self._places:
-                await self._enlisted.wait()
+            await self._has_vgpus()
+            wanted = {tenant: bytes_ + STORE_SLACK_BYTES for tenant, bytes_ in self._owned_bytes().items()}
             more = False
-            for tenant, bytes_ in self._owned_bytes().items():
-                more |= await self.stores.have_ahead(tenant, bytes_ + STORE_SLACK_BYTES)
+            if self.stores.have_room_for(wanted):  # else a part for each, and no vGPU could leave as a whole
+                for tenant, bytes_ in wanted.items():
+                    more |= await self.stores.have_ahead(tenant, bytes_)
             await trio.sleep(0 if more else AHEAD_S)
 
+    async def _has_vgpus(self) -> None:
+        """Wait until there is a vGPU that is swapped."""
+        while not self._places:
+            if self._enlisted.is_set():
+                self._enlisted = trio.Event()
+            await self._enlisted.wait()
+
     def _owned_bytes(self) -> dict[int, int]:
-        """By tenant. Who owns nothing has no entry."""
+        """By tenant; one that owns nothing has no entry. What programs report is bounded by their vGPUs' limits."""
         owned: dict[int, int] = {}
         for vgpu in self._swapped():
-            if vgpu.movable_bytes:
-                owned[vgpu.tenant] = owned.get(vgpu.tenant, 0) + vgpu.movable_bytes
+            if bytes_ := min(vgpu.movable_bytes, vgpu.record.memory_limit_bytes):
+                owned[vgpu.tenant] = owned.get(vgpu.tenant, 0) + bytes_
         return owned
 
     # --- deciding
