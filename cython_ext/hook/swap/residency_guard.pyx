@@ -25,7 +25,10 @@ cdef inline bint is_worth_a_wait(const Gate* gate) noexcept nogil:
 
 
 cdef inline bint is_shut(const Gate* gate) noexcept nogil:
-    return load32(&gate.away) != 0 and is_worth_a_wait(gate)
+    """In a vGPU that was removed, only while the hook thread moves the memory."""
+    return load32(&gate.away) != 0 and (
+        is_worth_a_wait(gate) or (load32(&gate.moving) != 0 and load32(&state().stopping) == 0)
+    )
 
 
 cdef void wait_until_back(Gate* gate) noexcept nogil:

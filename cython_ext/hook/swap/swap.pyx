@@ -528,6 +528,9 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
     if load32(&state().stopping):
         store32(&gate.moving, 0)
         return 0
+    if is_removed(gate) and load32(&gate.touching):      # no thread waits for the memory of a vGPU that was removed
+        store32(&gate.moving, 0)
+        return now_ns() + GO_ON_NS
     mode = relax()
     if not out:
         outcome = come_back(gate)
