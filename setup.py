@@ -181,7 +181,12 @@ def to_c(source: Path, name: str | None) -> None:
     part = output.with_name(f"part-{output.name}")
     part.unlink(missing_ok=True)
     done = cython(
-        str(source), full_module_name=name, output_file=str(part), language_level=3, compiler_directives=directives
+        str(source),
+        full_module_name=name,
+        output_file=str(part),
+        language_level=3,
+        compiler_directives=directives,
+        include_path=[str(ROOT)],  # pip builds without this folder on Python's path
     )
     if done.num_errors:
         sys.exit(1)
@@ -215,10 +220,11 @@ def all_to_c(names: dict[Path, str | None]) -> None:
     gc.enable()
 
 
-for generator in sorted(NATIVE.glob("generate_*.py")):
-    subprocess.run([sys.executable, str(generator)], check=True, cwd=ROOT)
-setup(
-    ext_modules=extensions(),
-    cmdclass={"build_ext": BuildNative},
-    options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*LEAST_PYTHON)}},
-)
+if __name__ == "__main__":
+    for generator in sorted(NATIVE.glob("generate_*.py")):
+        subprocess.run([sys.executable, str(generator)], check=True, cwd=ROOT)
+    setup(
+        ext_modules=extensions(),
+        cmdclass={"build_ext": BuildNative},
+        options={"bdist_wheel": {"py_limited_api": "cp{}{}".format(*LEAST_PYTHON)}},
+    )

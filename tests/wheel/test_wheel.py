@@ -9,6 +9,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -128,6 +129,24 @@ def test_making_it_installs_what_builds_it_and_no_tools(tmp_path: Path) -> None:
     said = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     assert re.findall(r"pip install .*--group (\w+)", said) == ["build"]
     assert not re.search(r"--editable|setup\.py", said)
+
+
+def test_native_code_is_found_where_the_folder_is_not_on_pythons_path(tmp_path: Path) -> None:
+    """As pip builds it in a fresh clone."""
+    program = f"""
+import runpy, sys
+from pathlib import Path
+sys.path.append({sysconfig.get_path("purelib")!r})  # without its .pth files: one names this folder
+setup = runpy.run_path("setup.py")
+to_c = setup["to_c"]
+to_c.__globals__["CYTHONIZED"] = Path({str(tmp_path)!r})
+to_c(Path("cython_ext/hook/gate/doorbell.pyx"), None)
+"""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (tmp_path / "cython_ext/hook/gate/doorbell.c").exists()
 
 
 def test_it_holds_what_is_put_on_a_machine(contents: Path) -> None:
