@@ -5,6 +5,7 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from cython_ext.hook.state cimport Prediction, Gate, Pass, Pooled, State, Stream, Thread, state
 from cython_ext.pages.layout cimport ActivityPage, Plan, Slot
 from cython_ext.logic.memory.alloctable cimport Block
+from cython_ext.logic.memory.physical cimport Properties
 from cython_ext.logic.meter.durations cimport Duration, LaunchKey
 from cython_ext.logic.gate.gate cimport GateState
 from cython_ext.logic.meter.meter cimport Timing
@@ -220,7 +221,7 @@ cdef extern:
     int vgpu_furnish(Gate* gate, Block* chunk, unsigned long long* handle) noexcept nogil
     void vgpu_strip(Block* chunk) noexcept nogil
     uint64_t vgpu_place_of(const Gate* gate, Block* chunk) noexcept nogil
-    int vgpu_make_chunks(Gate* gate, uint64_t size, const void* properties, uint64_t* address) noexcept nogil
+    int vgpu_make_chunks(Gate* gate, uint64_t size, const Properties* properties, uint64_t* address) noexcept nogil
     void vgpu_unmake_chunks(Gate* gate, uint64_t address, uint64_t size, uint32_t kind) noexcept nogil
     int vgpu_make_with_room(
         Gate* gate, uint64_t size, int (*make)(Gate*, void*) noexcept nogil, void* asked

@@ -23,18 +23,8 @@ from cython_ext.hook.state cimport (
 )
 from cython_ext.pages.layout cimport KIND_VMM
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.memory.physical cimport LOCATION_DEVICE, Properties
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
-
-cdef enum:
-    LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
-
-
-cdef struct AllocationProperties:    # CUmemAllocationProp, its beginning
-    int type
-    int handle_types
-    int location_type
-    int location_id
-
 
 cdef void let_go(uint64_t handle) noexcept nogil:
     """One handle or mapping fewer; the last one gives the charge back. The caller holds memory_lock."""
@@ -50,7 +40,7 @@ cdef void let_go(uint64_t handle) noexcept nogil:
 cdef public int cuMemCreate(
     unsigned long long* handle, size_t size, const void* properties, unsigned long long flags
 ) noexcept nogil:
-    cdef const AllocationProperties* given = <const AllocationProperties*>properties
+    cdef const Properties* given = <const Properties*>properties
     cdef Gate* gate = NULL
     cdef Block block
     cdef uint32_t i

@@ -6,7 +6,7 @@ it. The hook maps it at its own address, too (its window), where the program has
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.string cimport memset
 
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.generated.driver cimport (
@@ -22,7 +22,8 @@ from cython_ext.hook.state cimport (
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_insert, alloc_remove
 from cython_ext.logic.memory.physical cimport (
-    PROPERTIES_BYTES, Mapping, Physical, physical_add, physical_of, physical_remove,
+    ALLOCATION_PINNED, LOCATION_DEVICE, Access, Mapping, Physical, Properties, physical_add, physical_of,
+    physical_remove,
 )
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
@@ -31,28 +32,8 @@ from cython_ext.pages.layout cimport KIND_DEVICE
 
 cdef enum:
     CHUNK_BYTES = 32 << 20       # at most. Of 8 GiB, a step of a swap costs 9 ms, and 0.1 s in chunks of 2 MiB (H200)
-    PINNED = 1                   # CU_MEM_ALLOCATION_TYPE_PINNED
-    LOCATION_DEVICE = 1          # CU_MEM_LOCATION_TYPE_DEVICE
     READ_WRITE = 3               # CU_MEM_ACCESS_FLAGS_PROT_READWRITE
     RDMA_WITH_VMM = 110          # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED
-
-
-cdef struct Properties:          # CUmemAllocationProp
-    int type
-    int handle_types
-    int location_type
-    int location_id
-    void* security
-    unsigned char compression
-    unsigned char rdma           # network cards may reach it, as they may the driver's own linear memory
-    unsigned short usage
-    unsigned char[4] reserved
-
-
-cdef struct Access:              # CUmemAccessDesc
-    int location_type
-    int location_id
-    int flags
 
 
 # --- one chunk
@@ -71,10 +52,11 @@ cdef Physical* physical_behind(const Block* chunk) noexcept nogil:
 cdef void describe(const Gate* gate, const Physical* physical, Properties* properties) noexcept nogil:
     cdef int capable = 0
     if physical != NULL:
-        memcpy(properties, physical.properties, PROPERTIES_BYTES)
+        properties[0] = physical.properties
         return
     memset(properties, 0, sizeof(Properties))
-    properties.type, properties.location_type, properties.location_id = PINNED, LOCATION_DEVICE, gate.device
+    properties.type, properties.location_type = ALLOCATION_PINNED, LOCATION_DEVICE
+    properties.location_id = gate.device
     real_cuDeviceGetAttribute(&capable, RDMA_WITH_VMM, gate.device)
     properties.rdma = capable != 0
 
@@ -234,14 +216,14 @@ cdef void drop_chunks(Gate* gate, uint64_t address, uint64_t size) noexcept nogi
         at += chunk.bytes
 
 
-cdef Physical* add_physical(uint64_t address, uint64_t size, const void* properties) noexcept nogil:
+cdef Physical* add_physical(uint64_t address, uint64_t size, const Properties* properties) noexcept nogil:
     """Memory that may be exported is one chunk, because an export is of one handle of the driver."""
-    cdef bint whole = (<const Properties*>properties).handle_types != 0
+    cdef bint whole = properties.handle_types != 0
     cdef Physical* physical
     lock_acquire(&state().memory_lock)
     physical = physical_add(&state().physical, address, size, size if whole else <uint64_t>CHUNK_BYTES)
     if physical != NULL:
-        memcpy(physical.properties, properties, PROPERTIES_BYTES)
+        physical.properties = properties[0]
         real_cuCtxGetCurrent(&physical.context)
     lock_release(&state().memory_lock)
     return physical
@@ -253,7 +235,7 @@ cdef void remove_physical(Physical* physical) noexcept nogil:
     lock_release(&state().memory_lock)
 
 
-cdef int make_at(Gate* gate, uint64_t address, uint64_t size, const void* properties) noexcept nogil:
+cdef int make_at(Gate* gate, uint64_t address, uint64_t size, const Properties* properties) noexcept nogil:
     cdef Physical* physical = NULL
     cdef uint64_t made
     cdef int result
@@ -270,7 +252,7 @@ cdef int make_at(Gate* gate, uint64_t address, uint64_t size, const void* proper
 
 
 cdef public int vgpu_make_chunks(
-    Gate* gate, uint64_t size, const void* properties, uint64_t* address
+    Gate* gate, uint64_t size, const Properties* properties, uint64_t* address
 ) noexcept nogil:
     """So much memory (whole pieces) at an address that it keeps; charged. ``properties``: the program's, of physical
     memory whose handle is ``address``; NULL: for linear memory."""

@@ -7,12 +7,11 @@ addresses again, with the access that the program had set.
 What stays on the card: memory that another process may have, from cuMemExportToShareableHandle or
 cuMemGetHandleForAddressRange on. It is charged as KIND_VMM from then on, and linear memory as KIND_DEVICE.
 
-Each function of this file returns 0 where the call is not about such memory. Else it has done the call, with the
-driver's or its own ``result``.
+A function with ``result`` returns 0 where the call is not about such memory. Else it has done the call, with the
+driver's or its own result.
 """
 
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy
 
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuMemExportToShareableHandle, real_cuMemGetAccess, real_cuMemGetHandleForAddressRange,
@@ -28,8 +27,8 @@ from cython_ext.hook.state cimport (
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find
 from cython_ext.logic.memory.physical cimport (
-    PROPERTIES_BYTES, Mapping, Physical, PhysicalBook, chunk_in, mapping_add, mapping_around, mapping_at,
-    mapping_remove, mappings_are_whole, physical_of, physical_release, physical_remove,
+    ALLOCATION_PINNED, LOCATION_DEVICE, Access, Mapping, Physical, PhysicalBook, Properties, chunk_in, mapping_add,
+    mapping_around, mapping_at, mapping_remove, mappings_are_whole, physical_of, physical_release, physical_remove,
 )
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
@@ -37,33 +36,14 @@ from cython_ext.native cimport load64
 from cython_ext.pages.layout cimport KIND_DEVICE, KIND_VMM
 
 cdef enum:
-    PINNED = 1                   # CU_MEM_ALLOCATION_TYPE_PINNED
-    LOCATION_DEVICE = 1          # CU_MEM_LOCATION_TYPE_DEVICE
     MAP_INFO_BYTES = 96          # CUarrayMapInfo
     MAP_INFO_HANDLE = 64         # ... where its memory handle is
 
 
 cdef struct Asked:               # by cuMemCreate
     uint64_t size
-    const void* properties
+    const Properties* properties
     uint64_t handle
-
-
-cdef struct Properties:          # CUmemAllocationProp
-    int type
-    int handle_types
-    int location_type
-    int location_id
-    void* security
-    unsigned char[2] flags
-    unsigned short usage         # of tiles for sparse arrays, which stay on the card
-    unsigned char[4] reserved
-
-
-cdef struct Access:              # CUmemAccessDesc
-    int location_type
-    int location_id
-    int flags
 
 
 cdef inline PhysicalBook* book() noexcept nogil:
@@ -96,23 +76,22 @@ cdef Physical* use(uint64_t handle) noexcept nogil:
     return physical
 
 
-cdef void unmake(const Physical* gone) noexcept nogil:
-    """Memory that is out of the book. The caller touches."""
-    vgpu_unmake_chunks(only_gate(), gone.handle, gone.bytes, charged_as(gone))
-
-
-cdef void let_go(Physical* physical) noexcept nogil:
-    """The caller touches."""
+cdef void unlock(Physical* physical, bint goes) noexcept nogil:
+    """Release memory_lock; before, remove memory that goes from the book, and afterwards from the card. The caller
+    touches."""
     cdef Physical gone
-    cdef bint goes
-    lock_acquire(&state().memory_lock)
-    goes = physical_release(physical)
     if goes:
         gone = physical[0]
         physical_remove(book(), physical)
     lock_release(&state().memory_lock)
     if goes:
-        unmake(&gone)
+        vgpu_unmake_chunks(only_gate(), gone.handle, gone.bytes, charged_as(&gone))
+
+
+cdef void let_go(Physical* physical) noexcept nogil:
+    """The caller touches."""
+    lock_acquire(&state().memory_lock)
+    unlock(physical, physical_release(physical))
 
 
 cdef int create(Gate* gate, void* what) noexcept nogil:
@@ -128,11 +107,11 @@ cdef public bint vgpu_create_physical(
     cdef Asked asked
     if not is_swappable(gate) or handle == NULL or flags or size == 0 or size % PIECE_BYTES:
         return 0
-    if given.type != PINNED or given.usage:
+    if given.type != ALLOCATION_PINNED or given.usage:       # tiles of sparse arrays stay on the card
         return 0
     charge_contexts(gate)
     vgpu_pin_ahead(gate)
-    asked.size, asked.properties = size, properties
+    asked.size, asked.properties = size, given
     result[0] = vgpu_make_with_room(gate, size, create, &asked)
     if result[0] == CUDA_SUCCESS:
         state().swappable = 1
@@ -179,7 +158,7 @@ cdef public bint vgpu_physical_properties(void* properties, uint64_t handle, int
     lock_acquire(&state().memory_lock)
     physical = physical_of(book(), handle)
     if physical != NULL:
-        memcpy(properties, physical.properties, PROPERTIES_BYTES)
+        (<Properties*>properties)[0] = physical.properties
     lock_release(&state().memory_lock)
     result[0] = CUDA_SUCCESS
     return physical != NULL
@@ -259,20 +238,12 @@ cdef void forget_mappings(uint64_t address, uint64_t size) noexcept nogil:
     cdef uint64_t at = address
     cdef Mapping* mapping
     cdef Physical* physical
-    cdef Physical gone
-    cdef bint goes
     while at < address + size:
         lock_acquire(&state().memory_lock)
         mapping = mapping_at(book(), at)
         physical = mapping.physical
         at += physical.bytes
-        goes = mapping_remove(book(), mapping)
-        if goes:
-            gone = physical[0]
-            physical_remove(book(), physical)
-        lock_release(&state().memory_lock)
-        if goes:
-            unmake(&gone)
+        unlock(physical, mapping_remove(book(), mapping))
 
 
 cdef public bint vgpu_unmap_physical(uint64_t address, size_t size, int* result) noexcept nogil:

@@ -93,9 +93,8 @@ cdef public void vgpu_renew_store(Gate* gate) noexcept nogil:
     cdef uint64_t i
     if gate.heir.page == NULL or gate.places.count:
         return
-    for i in range(pins_size(&gate.store)):
-        if gate.store.pins[i] == PIN_DONE:
-            real_cuMemHostUnregister(gate.store.memory + i * PIN_BLOCKS * BLOCK_BYTES)
+    for i in range(gate.store.blocks / PIN_BLOCKS):      # the driver refuses those that are not pinned
+        real_cuMemHostUnregister(gate.store.memory + i * PIN_BLOCKS * BLOCK_BYTES)
     unmap_store(&gate.store)
     gate.store = gate.heir
     gate.heir.page = NULL

@@ -9,13 +9,32 @@ The memory is made of chunks, each with a handle of the driver. It goes when it 
 The caller locks.
 """
 
-from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint16_t, uint32_t, uint64_t
 
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_add, alloc_find, alloc_remove
 from cython_ext.logic.memory.records cimport Records, records_give, records_take
 
 cdef enum:
-    PROPERTIES_BYTES = 32    # CUmemAllocationProp
+    ALLOCATION_PINNED = 1    # CU_MEM_ALLOCATION_TYPE_PINNED
+    LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
+
+
+cdef struct Properties:      # CUmemAllocationProp
+    int type
+    int handle_types         # to which it may be exported
+    int location_type
+    int location_id
+    void* security
+    uint8_t compression
+    uint8_t rdma             # network cards may reach it, as they may the driver's own linear memory
+    uint16_t usage           # of tiles for sparse arrays
+    uint8_t[4] reserved
+
+
+cdef struct Access:          # CUmemAccessDesc
+    int location_type
+    int location_id
+    int flags
 
 
 cdef struct Mapping:
@@ -34,7 +53,7 @@ cdef struct Physical:
     uint32_t fixed           # 1: it stays on the card, because others have it, too
     Mapping* mappings
     void* context            # current when it was made; NULL: none was
-    uint8_t[32] properties   # as the program gave them
+    Properties properties    # as the program gave them
 
 
 cdef struct PhysicalBook:    # all zero: empty
