@@ -51,6 +51,8 @@ class GrantsFlag(IntFlag):
     """Its open-ended lease is a shared one."""
     COMPANY = 2048
     """vGPUs with shared leases compute at the same time as this one."""
+    PASSED = 4096
+    """With AWAY: another vGPU comes onto the card meanwhile."""
 
 
 class SlotState(IntEnum):
@@ -193,6 +195,7 @@ class SlotReading:
     burst_us: int = 0
     work_ns: int = 0
     pinned_bytes: int = 0
+    clean_blocks: int = 0
 
     @property
     def charged_bytes(self) -> int:

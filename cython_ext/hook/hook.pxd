@@ -255,6 +255,13 @@ cdef extern:
     uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil
     bint vgpu_pin_next(Gate* gate) noexcept nogil
     void vgpu_forget_pins(Gate* gate) noexcept nogil
+    void vgpu_keep(Gate* gate, const Block* chunk) noexcept nogil
+    bint vgpu_is_clean(Gate* gate, uint64_t address) noexcept nogil
+    void vgpu_overwrite(Gate* gate, uint64_t address) noexcept nogil
+    void vgpu_note_copy(Gate* gate, uint64_t address) noexcept nogil
+    # piece_hash.pyx
+    void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil
+    void vgpu_hash_chunks(Gate* gate, void* context) noexcept nogil
     # pin_ahead.pyx
     void vgpu_pin_ahead(Gate* gate) noexcept nogil
     # residency_guard.pyx

@@ -30,6 +30,7 @@ from cython_ext.logic.meter.durations cimport DurationTable, LaunchKey
 from cython_ext.logic.meter.event_cost cimport EventCost
 from cython_ext.logic.meter.graphs cimport GraphTable
 from cython_ext.logic.meter.meter cimport Meter, Timing, Usage
+from cython_ext.logic.memory.piece_hash cimport PieceHash
 from cython_ext.logic.memory.physical cimport PhysicalBook
 from cython_ext.logic.memory.pieces cimport Pieces
 from cython_ext.logic.memory.pools cimport PoolBook
@@ -75,6 +76,10 @@ cdef enum:
     CHUNK_PROGRAM = 0x20000  # of memory in State.physical; Block.kind is its number there
     CHUNK_FIXED = 0x40000    # it stays on the card
     CHUNK_WINDOW = 0x80000   # of CHUNK_PROGRAM: mapped at its own address, too
+
+    # Block.kind of a place in the store
+    PLACE_BLANK = 0          # its copy is not made
+    PLACE_COPIED = 1         # it has a copy, of which the hash is known
 
     # What a stream is to the others
     STREAM_BLOCKING = 1      # synchronises with the legacy stream
@@ -163,6 +168,14 @@ cdef struct Store:
     uint64_t blocks
     uint8_t* memory          # block 0
     uint8_t* pins            # of each PIN_BLOCKS blocks, whether they were pinned here (PIN_*)
+    PieceHash* hashes        # of the copies that this process has made, by block
+
+
+cdef struct Hasher:          # of pieces, on the GPU (piece_hash.pyx)
+    void* context            # in which the kernel is; NULL: in none
+    void* function           # NULL: the driver does not load it there
+    PieceHash* results       # pinned, of HASHED_AT_ONCE pieces ...
+    uint64_t* addresses      # ... and their addresses in Gate.chunks
 
 
 cdef struct Gate:
@@ -192,7 +205,9 @@ cdef struct Gate:
     Arenas arenas            # small allocations
     AllocTable chunks        # address → Block (aux: handle, flags: CHUNK_*)
     uint32_t chunks_lock     # of the table; its holder may call the driver; a thread that touches gets it at once
-    AllocTable places        # of what is swapped out, each piece: address → Block (aux: its block of the store)
+    AllocTable places        # of each piece with a copy: address → Block (aux: its block of the store, kind: PLACE_*)
+    AllocTable hashes        # as it left last, each piece: address → Block (bytes, aux: its PieceHash)
+    Hasher hasher
     # ... and where it is (swap.pyx)
     uint32_t away            # futex; 1: some of it may not be on the card: a thread that touches it waits
     uint32_t touching        # threads that do (atomic)
@@ -202,6 +217,9 @@ cdef struct Gate:
     int64_t move_after_ns    # not tried again before
     int64_t move_began_ns    # 0: no move is under way
     int64_t move_went_ns     # when it last got on
+    uint32_t clean_blocks    # pieces that this move out did not copy
+    int64_t move_calls_ns    # in the driver for physical memory, in this move
+    int64_t move_room_ns     # ... and without room to go on
     uint64_t away_bytes
     void* away_context       # in which it was copied
     # ... host memory for it (store.pyx)

@@ -101,6 +101,7 @@ cdef object slot_reading(int index, layout.Slot* slot, object state, object pid,
         burst_us=native.load32(&slot.burst_us),
         work_ns=bounded(native.load64(&slot.work_ns)),
         pinned_bytes=bounded(native.load64(&slot.pinned_bytes)),
+        clean_blocks=native.load32(&slot.clean_blocks),
     )
 
 

@@ -69,6 +69,7 @@ cdef enum:
     GRANTS_PRESENT = 512     # ... are to be on the card; neither: where they are (a new server does not know yet)
     GRANTS_SHARED = 1024     # its open-ended lease is a shared one
     GRANTS_COMPANY = 2048    # vGPUs with shared leases compute at the same time as this one
+    GRANTS_PASSED = 4096     # with GRANTS_AWAY: another vGPU comes onto the card meanwhile
 
     # Slot.state
     SLOT_FREE = 0
@@ -226,7 +227,8 @@ cdef struct Slot:
     uint32_t burst_us        # GPU time of the work between two waits for it, the mean weighted by work
     uint64_t work_ns         # Σ over its launches: GPU time that they take by themselves, as learned
     uint64_t pinned_bytes    # of the store, that it has pinned and could use
-    uint8_t[8] reserved      # room for fields to come; a slot stays 512 bytes on x86-64
+    uint32_t clean_blocks    # pieces of 2 MiB that the last move out did not copy: the store had them
+    uint8_t[4] reserved      # room for fields to come; a slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:
@@ -309,7 +311,7 @@ cdef struct StorePage:
     uint32_t blocks
     uint32_t ready           # so many have memory behind them: the others cannot be taken yet
     uint64_t offset
-    uint64_t[3] pad
+    uint64_t[3] first_taken  # names of processes: of kept blocks (logic/memory/store.pxd), theirs are taken first
 
 
 cdef inline bint epoch_reached(uint32_t now, uint32_t wanted) noexcept nogil:

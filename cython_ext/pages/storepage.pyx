@@ -35,7 +35,14 @@ cdef enum:
     FILE_BLOCK = 512             # of stat
 
 STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS = logic.BLOCK_BYTES, logic.SEGMENT_BLOCKS
+STORE_TIME_MASK = (1 << logic.START_BITS) - 1    # of a start time, what is in a name
 MOST_BLOCKS = 1 << 23            # 16 TiB
+
+
+cdef tuple process_in(uint64_t owner):
+    """(pid, the low bits of its start time)"""
+    cdef uint64_t name = logic.name_in(owner)
+    return name >> logic.START_BITS, name & ((<uint64_t>1 << logic.START_BITS) - 1)
 
 
 cdef class StorePage(Page):
@@ -143,13 +150,39 @@ cdef class StorePage(Page):
 
     @property
     def used(self):
-        """How many blocks have an owner."""
+        """How many blocks have what is nowhere else: an owner, and not a copy that the owner keeps."""
         cdef uint64_t* owners = logic.store_owners(self.get())
-        cdef uint64_t i, count = 0
+        cdef uint64_t i, owner, count = 0
         with nogil:
             for i in range(self.blocks):
-                count += native.load64(&owners[i]) != 0
+                owner = native.load64(&owners[i])
+                count += owner != 0 and not logic.is_kept(owner)
         return count
+
+    def kept(self, size_t most=64):
+        """How many blocks processes keep: a dictionary of (pid, low bits of start time), ``most`` of them."""
+        cdef uint64_t* owners = logic.store_owners(self.get())
+        cdef uint64_t i, owner
+        found = {}
+        for i in range(self.blocks):
+            owner = native.load64(&owners[i])
+            if logic.is_kept(owner):
+                name = process_in(owner)
+                if name in found or len(found) < most:
+                    found[name] = found.get(name, 0) + 1
+        return found
+
+    def take_first(self, processes):
+        """Of whom kept blocks are taken first, each as (pid, start time): the first three of them."""
+        cdef layout.StorePage* page = self.get()
+        cdef size_t i
+        cdef uint64_t name
+        for i in range(3):
+            name = 0
+            if i < len(processes):
+                pid, start_time = processes[i]
+                name = logic.store_name(pid, start_time)
+            native.store64(&page.first_taken[i], name)
 
     def owners(self, uint64_t begin, size_t most):
         """The owners of the blocks, as (pid, the low bits of its start time): ``most`` names, from block ``begin`` on.
@@ -157,16 +190,15 @@ cdef class StorePage(Page):
         process may write as many names as there are blocks."""
         cdef uint64_t* owners = logic.store_owners(self.get())
         cdef uint64_t k, i = 0, name, last = 0
-        cdef uint64_t low = (<uint64_t>1 << logic.START_BITS) - 1
         found = set()
         for k in range(self.blocks):
             i = (begin + k) % self.blocks
-            name = native.load64(&owners[i])
+            name = logic.name_in(native.load64(&owners[i]))
             if name and name != last:
                 if len(found) == most:
                     break
                 last = name
-                found.add((name >> logic.START_BITS, name & low))
+                found.add(process_in(name))
         else:
             i = begin
         return found, i

@@ -16,6 +16,7 @@ from cython_ext.pages.layout cimport ActivityPage, Slot, StorePage
 from cython_ext.pages.layout cimport MAX_PROCESSES as _MAX_PROCESSES, MEMORY_KINDS as _MEMORY_KINDS
 from cython_ext.pages.layout cimport SLOT_ACTIVE, SLOT_FREE
 from cython_ext.logic.memory cimport alloctable, arenas, ledger, physical, pieces, pools, store
+from cython_ext.logic.memory cimport piece_hash as hashing
 from cython_ext.logic.sync cimport lock, robust, section
 from cython_ext.native cimport cas32, compiler_fence, exchange32, futex_wake, load32, load64, now_ns, store32, store64
 
@@ -496,6 +497,12 @@ cdef class Blocks:
 
     def __len__(self):
         return self.count
+
+
+def hash_of_piece(const uint64_t[::1] words):
+    """(a, b) of the 128-bit hash."""
+    cdef hashing.PieceHash found = hashing.piece_hash(&words[0], words.shape[0])
+    return found.a, found.b
 
 
 # --- books of pools

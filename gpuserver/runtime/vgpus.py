@@ -472,6 +472,12 @@ class Vgpu:
         self.grants.flags = flags | still | (GrantsFlag.PRESENT if on_card else GrantsFlag.AWAY)
         self.grants.wake()
 
+    def pass_others(self, passes: bool) -> None:
+        """While it leaves the card, whether another vGPU comes: it gives that one's mappings time."""
+        flags = self.grants.flags & ~GrantsFlag.PASSED | (GrantsFlag.PASSED if passes else GrantsFlag(0))
+        if flags != self.grants.flags:
+            self.grants.flags = flags
+
     def take_away(self) -> None:
         """It was removed: every gate of its processes fails from now on."""
         self.grants.flags = self.grants.flags | GrantsFlag.REMOVED

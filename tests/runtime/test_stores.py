@@ -229,6 +229,25 @@ def test_stores_grow_ahead_only_where_all_that_is_owned_has_room() -> None:
 
 
 @pytest.mark.usefixtures("roomy")
+def test_a_store_gives_copies_of_programs_that_have_ended_first_and_then_in_the_order_given() -> None:
+    stores, owners = Stores(SEGMENT_BYTES), [Process(pid, 7) for pid in (11, 12, 13, 14)]
+    store = stores.of(UID)
+    named: list[list[tuple[int, int]]] = []
+
+    class Kept:
+        def kept(self) -> dict[tuple[int, int], int]:
+            return {(pid, 7): 1 for pid in (12, 13, 14)}
+
+        def take_first(self, processes: list[tuple[int, int]]) -> None:
+            named.append(processes)
+
+    stores._stores[UID] = [cast(StorePage, Kept())]
+    stores.take_first(UID, [owners[2], owners[0], owners[1]])
+    assert named == [[(14, 7), (13, 7), (12, 7)]]
+    store.close()
+
+
+@pytest.mark.usefixtures("roomy")
 def test_a_host_without_memory_is_asked_again_later(monkeypatch: pytest.MonkeyPatch) -> None:
     stores, attempts = Stores(4 * SEGMENT_BYTES), 0
 

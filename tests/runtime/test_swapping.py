@@ -61,10 +61,11 @@ class Played:
         self.is_stopped: Callable[[], bool] = lambda: False
         self.is_running = True
         self.told: list[bool] = []
+        self.passes: list[bool] = []
 
     @property
     def alive(self) -> list[SimpleNamespace]:
-        where = {"where": self.where, "undrained": 0, "moved_ns": 0, "pinned_ns": 0}
+        where = {"where": self.where, "undrained": 0, "moved_ns": 0, "pinned_ns": 0, "clean_blocks": 0}
         return [SimpleNamespace(state=SlotState.ACTIVE, pid=self.record.key, start_time=1, **where)]
 
     movable_bytes = OWNED
@@ -77,6 +78,9 @@ class Played:
 
     def place(self, *, on_card: bool) -> None:
         self.told.append(on_card)
+
+    def pass_others(self, passes: bool) -> None:
+        self.passes.append(passes)
 
     @property
     def left(self) -> int:
@@ -138,7 +142,9 @@ class Stage:
         )
         memory = SimpleNamespace(outside=(), readings=1)
         self.swapping = Swapping(cast(Any, self.state), cast(Any, memory))
-        self.swapping.stores = cast(Any, SimpleNamespace(lacks=lambda *_: "", have=have, host=HostMemory()))
+        self.swapping.stores = cast(
+            Any, SimpleNamespace(lacks=lambda *_: "", have=have, host=HostMemory(), take_first=lambda *_: None)
+        )
 
     async def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Until that is so, and for that long at most."""
@@ -205,6 +211,7 @@ def test_they_take_turns(stage: Callable[..., Stage]) -> None:
         await found.run(60, until=lambda: min(a.left, b.left) >= 2)
         assert min(a.left, b.left) >= 2
         assert set(found.events) == {"swapped-in", "swapped-out"}
+        assert {*a.passes} == {*b.passes} == {False, True}  # one leaves while the other comes
 
     play(scene)
 

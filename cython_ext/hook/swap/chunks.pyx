@@ -209,9 +209,8 @@ cdef void drop_chunks(Gate* gate, uint64_t address, uint64_t size) noexcept nogi
         lock_release(&gate.chunks_lock)
         if not known:
             return
-        if chunk.flags & CHUNK_AWAY:
-            vgpu_unstore(gate, &chunk)
-        else:
+        vgpu_unstore(gate, &chunk)
+        if chunk.flags & CHUNK_AWAY == 0:
             vgpu_strip(&chunk)
         at += chunk.bytes
 

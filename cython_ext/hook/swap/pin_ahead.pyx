@@ -12,7 +12,7 @@ from libc.stdint cimport int64_t, uint64_t
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
-    vgpu_context_for_copies, vgpu_pin_next, vgpu_pinned_blocks, vgpu_touched, vgpu_try_touch,
+    vgpu_context_for_copies, vgpu_load_hasher, vgpu_pin_next, vgpu_pinned_blocks, vgpu_touched, vgpu_try_touch,
 )
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, is_removed, is_swappable, state
 from cython_ext.logic.memory.store cimport BLOCK_BYTES
@@ -59,6 +59,7 @@ cdef bint pin_one(Gate* gate) noexcept nogil:
         return 0
     mode = relax()
     if real_cuCtxPushCurrent_v2(context) == CUDA_SUCCESS:
+        vgpu_load_hasher(gate, context)
         more = vgpu_pin_next(gate)
         real_cuCtxPopCurrent_v2(&context)
     restore(mode)

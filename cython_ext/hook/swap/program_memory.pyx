@@ -19,7 +19,7 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     charge_contexts, vgpu_charge, vgpu_commit, vgpu_make_chunks, vgpu_make_with_room, vgpu_pin_ahead,
-    vgpu_release, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unmake_chunks,
+    vgpu_release, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unmake_chunks, vgpu_unstore,
 )
 from cython_ext.hook.state cimport (
     CHUNK_AWAY, CHUNK_FIXED, CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
@@ -321,6 +321,7 @@ cdef void fix(Gate* gate, Physical* physical) noexcept nogil:
         chunk = alloc_find(&gate.chunks, physical.handle + offset)
         if chunk != NULL:
             chunk.flags |= CHUNK_FIXED
+            vgpu_unstore(gate, chunk)        # no copy of it is kept
         offset += chunk_in(physical, offset)
     first = not physical.fixed
     physical.fixed = 1

@@ -3,19 +3,26 @@
 The GPU reaches host memory at full speed only once it is pinned, which takes longer than a copy (0.3 s a GiB, H200).
 So that is done part by part, ahead of the first move (pin_ahead.pyx), or when a block is first used, and stays. Blocks
 of parts that are pinned already are taken first.
+
+A piece that comes back to the card keeps its copy, with the hash of it, until another process needs the block. Leaving
+again, it is copied only if its hash is another one (piece_hash.pyx).
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap
 
 from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2, real_cuMemHostUnregister
 from cython_ext.hook.hook cimport vgpu_log
-from cython_ext.hook.state cimport CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, Gate, Store, state
+from cython_ext.hook.state cimport (
+    CHUNK_AWAY, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, PLACE_BLANK, PLACE_COPIED, Gate, Store, state,
+)
 from cython_ext.pages.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
+from cython_ext.logic.memory.piece_hash cimport PieceHash
 from cython_ext.logic.memory.store cimport (
-    BLOCK_BYTES, store_give, store_name, store_owners, store_size, store_take,
+    BLOCK_BYTES, name_in, store_drop, store_give, store_keep, store_name, store_owners, store_reclaim, store_size,
+    store_take, store_take_kept,
 )
 from cython_ext.logic.meter.durations cimport mix64
 from cython_ext.native cimport load32, load64, now_ns
@@ -40,6 +47,7 @@ cdef bint map_store(Store* store, int fd, uint64_t file) noexcept nogil:
     cdef uint64_t size = max(vgpu_file_size(fd), 0), offset = 0
     cdef StorePage* page
     cdef void* pins
+    cdef void* hashes
     if size < sizeof(StorePage):
         return 0
     page = <StorePage*>mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0)
@@ -47,16 +55,17 @@ cdef bint map_store(Store* store, int fd, uint64_t file) noexcept nogil:
         return 0
     store.blocks = page.blocks
     pins = mmap(NULL, pins_size(store), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
+    hashes = mmap(NULL, hashes_size(store), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)
     if (
         page.header.magic != STORE_MAGIC or page.header.min_version > LAYOUT_VERSION or pins == MAP_FAILED
-        or store.blocks == 0 or store_size(store.blocks, &offset) > size
+        or hashes == MAP_FAILED or store.blocks == 0 or store_size(store.blocks, &offset) > size
     ):
         munmap(page, size)
         return 0
     madvise(page, size, MADV_DONTFORK)
     store.size, store.file = size, file
     store.memory = <uint8_t*>page + offset
-    store.pins = <uint8_t*>pins
+    store.pins, store.hashes = <uint8_t*>pins, <PieceHash*>hashes
     store.page = page
     return 1
 
@@ -65,11 +74,16 @@ cdef void unmap_store(Store* store) noexcept nogil:
     if store.page != NULL:
         munmap(store.page, store.size)
         munmap(store.pins, pins_size(store))
+        munmap(store.hashes, hashes_size(store))
     store.page = NULL
 
 
 cdef inline uint64_t pins_size(const Store* store) noexcept nogil:
     return store.blocks / PIN_BLOCKS + 1
+
+
+cdef inline uint64_t hashes_size(const Store* store) noexcept nogil:
+    return (store.blocks + 1) * sizeof(PieceHash)
 
 
 cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
@@ -88,11 +102,12 @@ cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
 
 
 cdef public void vgpu_renew_store(Gate* gate) noexcept nogil:
-    """No memory of the process is in the store: if there is a later store, the gate changes to that. The caller has a
-    context current."""
+    """If there is a later store, and no memory is swapped out into this one, the gate changes to that. The caller has
+    a context current."""
     cdef uint64_t i
-    if gate.heir.page == NULL or gate.places.count:
+    if gate.heir.page == NULL or gate.away_bytes:
         return
+    drop_kept(gate)
     for i in range(gate.store.blocks / PIN_BLOCKS):      # the driver refuses those that are not pinned
         real_cuMemHostUnregister(gate.store.memory + i * PIN_BLOCKS * BLOCK_BYTES)
     unmap_store(&gate.store)
@@ -145,8 +160,9 @@ cdef void pin(Gate* gate, uint64_t part) noexcept nogil:
 
 
 cdef public void vgpu_forget_pins(Gate* gate) noexcept nogil:
-    """A context has ended, which may have taken its pins along. No thread pins meanwhile."""
+    """A context has ended, which may have taken its pins along, and the kernel for hashes. No thread pins meanwhile."""
     cdef uint64_t part
+    gate.hasher.context = NULL
     if gate.store.page == NULL:
         return
     for part in range(pins_size(&gate.store)):
@@ -159,7 +175,7 @@ cdef uint64_t usable_in(const Gate* gate, uint64_t part) noexcept nogil:
     cdef uint64_t mine = name(gate), owner, i, count = 0
     for i in range(part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS):
         owner = load64(&owners[i])
-        count += owner == 0 or owner == mine
+        count += owner == 0 or name_in(owner) == mine
     return count
 
 
@@ -194,52 +210,164 @@ cdef public bint vgpu_pin_next(Gate* gate) noexcept nogil:
     return 0
 
 
-cdef void give_from(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
-    """The blocks of the pieces from ``address`` on."""
+cdef void drop_kept(Gate* gate) noexcept nogil:
+    """All copies of what is on the card, and their places."""
+    cdef uint64_t i
+    lock_acquire(&state().memory_lock)
+    for i in range(gate.places.capacity):
+        if gate.places.blocks[i].address:
+            store_drop(gate.store.page, gate.places.blocks[i].aux, name(gate))
+            gate.places.blocks[i].address = 0
+    gate.places.count = 0
+    lock_release(&state().memory_lock)
+
+
+cdef bint place_at(Gate* gate, uint64_t address, Block* place) noexcept nogil:
+    cdef Block* found
+    lock_acquire(&state().memory_lock)
+    found = alloc_find(&gate.places, address)
+    if found != NULL:
+        place[0] = found[0]
+    lock_release(&state().memory_lock)
+    return found != NULL
+
+
+cdef void mark(Gate* gate, uint64_t address, uint32_t kind) noexcept nogil:
+    cdef Block* found
+    lock_acquire(&state().memory_lock)
+    found = alloc_find(&gate.places, address)
+    if found != NULL:
+        found.kind = kind
+    lock_release(&state().memory_lock)
+
+
+cdef bint remove_place(Gate* gate, uint64_t address, Block* place) noexcept nogil:
+    cdef bint known
+    lock_acquire(&state().memory_lock)
+    known = alloc_remove(&gate.places, address, place)
+    lock_release(&state().memory_lock)
+    return known
+
+
+cdef bint add_place(Gate* gate, uint64_t address, uint64_t block) noexcept nogil:
     cdef Block place
-    cdef bint known = 1
-    while known and address < end:
-        lock_acquire(&state().memory_lock)
-        known = alloc_remove(&gate.places, address, &place)
-        lock_release(&state().memory_lock)
-        if known:
-            store_give(gate.store.page, place.aux)
+    cdef bint noted
+    place.address, place.bytes, place.aux, place.kind, place.flags = address, BLOCK_BYTES, block, PLACE_BLANK, 0
+    lock_acquire(&state().memory_lock)
+    noted = alloc_insert(&gate.places, &place)
+    lock_release(&state().memory_lock)
+    return noted
+
+
+cdef int64_t take_block(Gate* gate) noexcept nogil:
+    """A free one, best of a part that is pinned here; else one that another process keeps: of those that the server
+    has named, or of any. -1: there is none."""
+    cdef int64_t block = take_from(gate, 1)
+    cdef uint64_t keeper
+    cdef int i
+    if block < 0:
+        block = take_from(gate, 0)
+    for i in range(3):
+        keeper = load64(&gate.store.page.first_taken[i])
+        if block < 0 and keeper:
+            block = store_take_kept(gate.store.page, name(gate), keeper, ready_blocks(gate))
+    if block < 0:
+        block = store_take_kept(gate.store.page, name(gate), 0, ready_blocks(gate))
+    return block
+
+
+cdef bint reclaim(Gate* gate, uint64_t address) noexcept nogil:
+    """Its block that was kept. 0: it has none, or another process has taken it."""
+    cdef Block place
+    if not place_at(gate, address, &place):
+        return 0
+    if store_reclaim(gate.store.page, place.aux, name(gate)):
+        return 1
+    remove_place(gate, address, &place)
+    return 0
+
+
+cdef bint store_piece(Gate* gate, uint64_t address) noexcept nogil:
+    cdef int64_t block
+    if reclaim(gate, address):
+        return 1
+    block = take_block(gate)
+    if block < 0:
+        return 0
+    pin(gate, block / PIN_BLOCKS)
+    if add_place(gate, address, block):
+        return 1
+    store_give(gate.store.page, block)
+    return 0
+
+
+cdef void keep_from(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
+    """The blocks of the pieces from ``address`` on: those with a copy are kept, others are free."""
+    cdef Block place
+    while address < end:
+        if place_at(gate, address, &place):
+            if place.kind == PLACE_COPIED:
+                store_keep(gate.store.page, place.aux, name(gate))
+            elif remove_place(gate, address, &place):
+                store_give(gate.store.page, place.aux)
         address += BLOCK_BYTES
 
 
 cdef public bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil:
     """Blocks for all of the chunk's pieces, or for none. The caller has a context current."""
     cdef uint64_t address = chunk.address, end = address + chunk.bytes
-    cdef Block place
-    cdef bint noted = 1
-    cdef int64_t block = -1
     if gate.store.page == NULL:
         return 0
-    place.bytes = BLOCK_BYTES
-    place.kind = place.flags = 0
-    while noted and address < end:
-        block = take_from(gate, 1)
-        if block < 0:
-            block = take_from(gate, 0)
-        if block < 0:
-            break
-        pin(gate, block / PIN_BLOCKS)
-        place.address, place.aux = address, block
-        lock_acquire(&state().memory_lock)
-        noted = alloc_insert(&gate.places, &place)
-        lock_release(&state().memory_lock)
-        if not noted:
-            store_give(gate.store.page, block)
+    while address < end:
+        if not store_piece(gate, address):
+            keep_from(gate, chunk.address, address)
+            return 0
         address += BLOCK_BYTES
-    if block < 0 or not noted:
-        give_from(gate, chunk.address, end)
-        return 0
     return 1
 
 
+cdef public void vgpu_keep(Gate* gate, const Block* chunk) noexcept nogil:
+    """The chunk, which had blocks, is on the card: the copies that are whole are kept."""
+    keep_from(gate, chunk.address, chunk.address + chunk.bytes)
+
+
 cdef public void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil:
-    """It is on the card again, or no more."""
-    give_from(gate, chunk.address, chunk.address + chunk.bytes)
+    """The chunk is no more. Blocks that it had or kept are free."""
+    cdef uint64_t address = chunk.address, end = address + chunk.bytes
+    cdef Block place
+    while gate.store.page != NULL and address < end:
+        if remove_place(gate, address, &place):
+            if chunk.flags & CHUNK_AWAY:
+                store_give(gate.store.page, place.aux)
+            else:
+                store_drop(gate.store.page, place.aux, name(gate))
+        address += BLOCK_BYTES
+
+
+cdef public bint vgpu_is_clean(Gate* gate, uint64_t address) noexcept nogil:
+    """Whether the piece's block has a copy of it as it left. The caller has called ``vgpu_store``."""
+    cdef Block* now = alloc_find(&gate.hashes, address)
+    cdef const PieceHash* known
+    cdef Block place
+    if now == NULL or not place_at(gate, address, &place) or place.kind != PLACE_COPIED:
+        return 0
+    known = &gate.store.hashes[place.aux]
+    return known.a == now.bytes and known.b == now.aux
+
+
+cdef public void vgpu_overwrite(Gate* gate, uint64_t address) noexcept nogil:
+    """A copy into the piece's block begins."""
+    mark(gate, address, PLACE_BLANK)
+
+
+cdef public void vgpu_note_copy(Gate* gate, uint64_t address) noexcept nogil:
+    """The piece's block has a copy of it. Without a hash of it, the copy is not kept."""
+    cdef Block* now = alloc_find(&gate.hashes, address)
+    cdef Block place
+    if now == NULL or not place_at(gate, address, &place):
+        return
+    gate.store.hashes[place.aux].a, gate.store.hashes[place.aux].b = now.bytes, now.aux
+    mark(gate, address, PLACE_COPIED)
 
 
 cdef public void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil:

@@ -20,8 +20,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2, real_cuStreamSynchronize,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_furnish, vgpu_log, vgpu_place_of, vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored, vgpu_strip,
-    vgpu_unstore,
+    vgpu_furnish, vgpu_hash_chunks, vgpu_is_clean, vgpu_keep, vgpu_log, vgpu_note_copy, vgpu_overwrite, vgpu_place_of,
+    vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored, vgpu_strip,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -29,8 +29,8 @@ from cython_ext.hook.state cimport (
     CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
 )
 from cython_ext.pages.layout cimport (
-    GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES, SLOT_AWAY,
-    SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,
+    GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PASSED, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
+    SLOT_AWAY, SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,
 )
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
@@ -233,17 +233,25 @@ cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
     return NULL
 
 
+cdef int copy_out(Gate* gate, uint64_t piece, uint64_t place, void* stream) noexcept nogil:
+    """Begin the copy of a piece, unless the store has it already."""
+    if vgpu_is_clean(gate, piece):
+        gate.clean_blocks += 1
+        return CUDA_SUCCESS
+    vgpu_overwrite(gate, piece)
+    return real_cuMemcpyDtoHAsync_v2(vgpu_stored(gate, piece), place, PIECE_BYTES, stream)
+
+
 cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream) noexcept nogil:
     """Begin its copies, piece by piece, as its places in the store need not follow each other."""
-    cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0
+    cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0, piece
     cdef int result = CUDA_SUCCESS
-    cdef void* stored
     while place and result == CUDA_SUCCESS and at < chunk.bytes:
-        stored = vgpu_stored(gate, chunk.address + at)
+        piece = chunk.address + at
         if out:
-            result = real_cuMemcpyDtoHAsync_v2(stored, place + at, PIECE_BYTES, stream)
+            result = copy_out(gate, piece, place + at, stream)
         else:
-            result = real_cuMemcpyHtoDAsync_v2(place + at, stored, PIECE_BYTES, stream)
+            result = real_cuMemcpyHtoDAsync_v2(place + at, vgpu_stored(gate, piece), PIECE_BYTES, stream)
         at += PIECE_BYTES
     return place != 0 and result == CUDA_SUCCESS
 
@@ -265,17 +273,24 @@ cdef inline void count_away(Gate* gate, int64_t bytes) noexcept nogil:
 
 cdef void settle_out(Gate* gate, Batch* batch, bint well) noexcept nogil:
     """The copies are complete, or are not."""
+    cdef int64_t began_ns = now_ns()
     cdef Block* chunk
+    cdef uint64_t at
     cdef uint32_t i
     for i in range(batch.count):
         chunk = &gate.chunks.blocks[batch.indexes[i]]
-        if well:
-            vgpu_strip(chunk)
-            chunk.flags |= CHUNK_AWAY
-            count_away(gate, chunk.bytes)
-        else:
-            vgpu_unstore(gate, chunk)
+        if not well:
+            vgpu_keep(gate, chunk)
+            continue
+        at = 0
+        while at < chunk.bytes:
+            vgpu_note_copy(gate, chunk.address + at)
+            at += PIECE_BYTES
+        vgpu_strip(chunk)
+        chunk.flags |= CHUNK_AWAY
+        count_away(gate, chunk.bytes)
     batch.count = 0
+    gate.move_calls_ns += now_ns() - began_ns
 
 
 cdef void settle_in(Gate* gate, Batch* batch, bint well) noexcept nogil:
@@ -285,7 +300,7 @@ cdef void settle_in(Gate* gate, Batch* batch, bint well) noexcept nogil:
         chunk = &gate.chunks.blocks[batch.indexes[i]]
         if well:
             chunk.flags &= ~<uint32_t>CHUNK_AWAY
-            vgpu_unstore(gate, chunk)
+            vgpu_keep(gate, chunk)
         else:
             vgpu_strip(chunk)
             count_away(gate, chunk.bytes)
@@ -309,13 +324,16 @@ cdef bint may_come(const Gate* gate, uint64_t size) noexcept nogil:
 cdef int prepare(Gate* gate, Block* chunk, bint out) noexcept nogil:
     """Room for it where it goes: in the store, or on the card."""
     cdef unsigned long long handle
+    cdef int64_t began_ns
     cdef int result
     if out:
         return DONE if vgpu_store(gate, chunk) else FULL
     if not may_come(gate, chunk.bytes):
         return WAITS
     count_away(gate, -<int64_t>chunk.bytes)
+    began_ns = now_ns()
     result = vgpu_furnish(gate, chunk, &handle)
+    gate.move_calls_ns += now_ns() - began_ns
     if result != CUDA_SUCCESS:
         count_away(gate, chunk.bytes)
         return FULL if result == CUDA_ERROR_OUT_OF_MEMORY else FAILED
@@ -360,12 +378,20 @@ cdef void settle(Gate* gate, Batch* batch, bint out, bint well) noexcept nogil:
         settle_in(gate, batch, well)
 
 
-cdef bint waits_a_moment(const Gate* gate, uint32_t flags) noexcept nogil:
+cdef bint waits_a_moment(Gate* gate, uint32_t flags) noexcept nogil:
     """For the vGPUs that leave meanwhile. 0: the room does not come at once, or it is to move the other way."""
-    if now_ns() - gate.move_went_ns > MOMENT_NS or load32(&gate.grants.flags) != flags:
+    cdef int64_t began_ns = now_ns()
+    if began_ns - gate.move_went_ns > MOMENT_NS or load32(&gate.grants.flags) != flags:
         return 0
-    futex_wait(&state().stopping, 0, now_ns() + COPY_LOOK_NS)
+    futex_wait(&state().stopping, 0, began_ns + COPY_LOOK_NS)
+    gate.move_room_ns += now_ns() - began_ns
     return load32(&state().stopping) == 0
+
+
+cdef inline bint leaves_gaps(const Gate* gate) noexcept nogil:
+    """Whether the vGPU that leaves copies a batch only once the last one has left, because another vGPU comes.
+    Reason: a mapping that becomes accessible waits for copies from the card, 1 ms each (H200)."""
+    return load32(&gate.grants.flags) & GRANTS_PASSED != 0
 
 
 cdef int carry(Gate* gate, bint out) noexcept nogil:
@@ -383,7 +409,8 @@ cdef int carry(Gate* gate, bint out) noexcept nogil:
             if outcome == WAITS and waits_a_moment(gate, flags):
                 continue
             break
-        turn = 1 - turn
+        if not (out and leaves_gaps(gate)):
+            turn = 1 - turn
         batch = &mover.batches[turn]
         if batch.count:
             well = has_arrived(&mover, batch)
@@ -410,17 +437,20 @@ cdef void report_place(Gate* gate, uint32_t where) noexcept nogil:
     gate.where = where
     storei64(&gate.slot.moved_ns, now_ns() - gate.move_began_ns)
     storei64(&gate.slot.pinned_ns, gate.pinning_ns)
+    if where == SLOT_AWAY:
+        store32(&gate.slot.clean_blocks, gate.clean_blocks)
     store64(&gate.slot.away_bytes, gate.away_bytes)
     store32(&gate.slot.where, where)
     gate.move_began_ns = 0
     vgpu_ring(gate)
     vgpu_log(b"moved, away bytes", where, gate.away_bytes)
+    vgpu_log(b"... ns in the driver for physical memory, and without room", gate.move_calls_ns, gate.move_room_ns)
 
 
 cdef void begin(Gate* gate) noexcept nogil:
     if gate.move_began_ns == 0:
         gate.move_began_ns = gate.move_went_ns = now_ns()
-        gate.pinning_ns = 0
+        gate.pinning_ns = gate.move_calls_ns = gate.move_room_ns = 0
 
 
 cdef int drain(Gate* gate) noexcept nogil:
@@ -435,6 +465,17 @@ cdef int drain(Gate* gate) noexcept nogil:
             return FAILED
     gate.away_context = contexts[0] if count else NULL
     return DONE
+
+
+cdef void hash_in_context(Gate* gate) noexcept nogil:
+    """From here on until the door opens nothing writes the memory."""
+    cdef void* context = gate.away_context
+    if gate.chunks.count == 0 or real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
+        return
+    lock_acquire(&gate.chunks_lock)
+    vgpu_hash_chunks(gate, context)
+    lock_release(&gate.chunks_lock)
+    real_cuCtxPopCurrent_v2(&context)
 
 
 cdef int carry_in_context(Gate* gate, bint out) noexcept nogil:
@@ -476,6 +517,8 @@ cdef int leave(Gate* gate) noexcept nogil:
             open_door(gate)
             return FAILED
         gate.where = SLOT_MOVING
+        gate.clean_blocks = 0
+        hash_in_context(gate)
     store32(&gate.slot.where, SLOT_MOVING)
     outcome = carry_in_context(gate, 1)
     if outcome == DONE:

@@ -3,6 +3,9 @@
 A block is free (0) or has the name of one process. No other process has that name while it lives. So a process takes a
 block by one compare-and-swap and gives it back by one store, without a lock that it could die with. A killed process
 leaves its name behind, at whatever moment it dies. Then the server gives back all blocks under that name.
+
+A process *keeps* a block whose memory is on the card again: the block has a copy, which may still be the same when the
+memory leaves. Any process may take a kept block, so its owner takes it back by a compare-and-swap, too.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -32,6 +35,19 @@ cdef inline uint64_t store_name(uint32_t pid, uint64_t start_time) noexcept nogi
     return (<uint64_t>pid << START_BITS) | (start_time & ((<uint64_t>1 << START_BITS) - 1))
 
 
+cdef inline uint64_t kept_by(uint64_t name) noexcept nogil:
+    """The owner's word of a block that this process keeps: a name has 62 bits."""
+    return name | (<uint64_t>1 << 63)
+
+
+cdef inline bint is_kept(uint64_t owner) noexcept nogil:
+    return owner >> 63
+
+
+cdef inline uint64_t name_in(uint64_t owner) noexcept nogil:
+    return owner & ~(<uint64_t>1 << 63)
+
+
 cdef inline int64_t store_take(StorePage* store, uint64_t name, uint64_t begin, uint64_t end) noexcept nogil:
     """Take a free block from ``begin`` on and before ``end``; -1: there is none."""
     cdef uint64_t* owners = store_owners(store)
@@ -46,25 +62,57 @@ cdef inline void store_give(StorePage* store, uint64_t block) noexcept nogil:
     store64(&store_owners(store)[block], 0)
 
 
+cdef inline void store_keep(StorePage* store, uint64_t block, uint64_t name) noexcept nogil:
+    """A block of this process."""
+    cas64(&store_owners(store)[block], name, kept_by(name))
+
+
+cdef inline bint store_reclaim(StorePage* store, uint64_t block, uint64_t name) noexcept nogil:
+    """A block that this process kept is its own again, with the copy in it; 0: another process has taken it."""
+    return cas64(&store_owners(store)[block], kept_by(name), name)
+
+
+cdef inline void store_drop(StorePage* store, uint64_t block, uint64_t name) noexcept nogil:
+    """A block that this process had or kept; another process may have taken it."""
+    if not cas64(&store_owners(store)[block], kept_by(name), 0):
+        cas64(&store_owners(store)[block], name, 0)
+
+
+cdef inline int64_t store_take_kept(
+    StorePage* store, uint64_t name, uint64_t keeper, uint64_t blocks
+) noexcept nogil:
+    """Take a block that the process ``keeper`` keeps, 0: any other process; -1: there is none."""
+    cdef uint64_t* owners = store_owners(store)
+    cdef uint64_t i, owner
+    for i in range(blocks):
+        owner = load64(&owners[i])
+        if not is_kept(owner) or owner == kept_by(name) or (keeper and owner != kept_by(keeper)):
+            continue
+        if cas64(&owners[i], owner, name):
+            return <int64_t>i
+    return -1
+
+
 cdef inline uint64_t store_give_all(
     StorePage* store, uint64_t blocks, const uint64_t* names, uint64_t count
 ) noexcept nogil:
     """Give back all blocks under any of ``count`` names; the result is how many. Each owner is read before a write.
     Reason: most blocks have other owners, which are at work there."""
     cdef uint64_t* owners = store_owners(store)
-    cdef uint64_t i, k, name, last = 0, given = 0
+    cdef uint64_t i, k, name, owner, last = 0, given = 0
     cdef bint theirs = 0
     for i in range(blocks):
-        name = load64(&owners[i])
-        if name == 0:
+        owner = load64(&owners[i])
+        if owner == 0:
             continue
+        name = name_in(owner)
         if name != last:
             last, k = name, 0
             while k < count and names[k] != name:
                 k += 1
             theirs = k < count
         if theirs:
-            given += cas64(&owners[i], name, 0)
+            given += cas64(&owners[i], owner, 0)
     return given
 
 

@@ -256,6 +256,7 @@ cdef public struct Event:
 cdef public struct Function:
     uint32_t mark
     Module* module
+    bint hashes             # it is the hook's kernel for hashes of pieces, which is carried out
     char name[256]
     int parameters
     uint32_t size[64]

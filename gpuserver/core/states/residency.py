@@ -213,6 +213,12 @@ def admit(arrivals: Sequence[Arrival], others_bytes: int, room_bytes: int) -> di
     return allowed
 
 
+def least_used_first(used: Mapping[VgpuIndex, tuple[bool, int]]) -> list[VgpuIndex]:
+    """The order in which vGPUs on the GPU lose their copies in a store that is too small. ``used``: whether each wants
+    the GPU, and when it last did, ns."""
+    return sorted(used, key=lambda key: (*used[key], key))
+
+
 def in_line(tenants: Iterable[Tenant]) -> list[Tenant]:
     """The vGPUs that wait, in the order in which they are served."""
     return sorted((t for t in tenants if t.waits), key=lambda t: (-t.priority, t.waits_ns, t.key))

@@ -23,7 +23,7 @@ from typing import Final
 import trio
 
 from cython_ext.pages.page import PageError
-from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
+from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, STORE_TIME_MASK, StorePage
 from gpuserver.core.states.residency import HostMemory
 from vgpu.identity import Process
 from vgpu.loggers import get_logger
@@ -224,6 +224,14 @@ class Stores:
                 log.warning("host memory is not given back", reason=str(error))
 
     # --- owners of blocks
+
+    def take_first(self, tenant: int, programs: Sequence[Process]) -> None:
+        """A tenant's programs in the order in which the store gives their copies to others: those of programs that
+        have ended before all others."""
+        for store in self._stores.get(tenant, ()):
+            kept = store.kept()
+            known = [(program.pid, program.start_time & STORE_TIME_MASK) for program in programs]
+            store.take_first([*(kept.keys() - known), *(name for name in known if name in kept)])
 
     def release(self, process: Process) -> None:
         """The process has ended, or its program was replaced, and the driver has released it."""

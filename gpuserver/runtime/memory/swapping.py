@@ -18,6 +18,7 @@ from typing import Final
 
 import trio
 
+from cython_ext.pages.storepage import STORE_BLOCK_BYTES
 from cython_ext.readings import SlotReading, SlotState, Where
 from gpuserver.core.states.residency import (
     PASSING_BYTES,
@@ -26,6 +27,7 @@ from gpuserver.core.states.residency import (
     Tenant,
     admit,
     decide,
+    least_used_first,
     spare_bytes,
     usable_bytes,
 )
@@ -192,9 +194,22 @@ class Swapping:
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare[tenant.key])
         self._admit()
+        self._pass_each_other()
         # No event reports that a vGPU that is away is needed.
         changes = any(t.waits or t.moving or not t.resident for t in seen)
         return changes or any(not place.settled for place in self._places.values())
+
+    def _pass_each_other(self) -> None:
+        """Those that leave while others come; and of whom they take copies where their store is short of blocks."""
+        vgpus = [(vgpu, self._place(vgpu)) for vgpu in self._swapped()]
+        coming = any(place.comes for _, place in vgpus)
+        for vgpu, place in vgpus:
+            vgpu.pass_others(coming and place.leaves)
+        for tenant in {vgpu.tenant for vgpu, place in vgpus if place.leaves}:
+            here = {vgpu.record.key: (vgpu, place) for vgpu, place in vgpus if vgpu.tenant == tenant}
+            order = least_used_first({key: (place.wanted, place.wants_ns) for key, (_, place) in here.items()})
+            programs = [program for key in order for program in here[key][0].programs]
+            self.stores.take_first(tenant, programs)
 
     def _is_astray(self, vgpu: Vgpu, place: SwapState, now_ns: int) -> bool:
         """It is away, and is not: what the last server had begun, or what could not go back."""
@@ -451,7 +466,12 @@ class Swapping:
         text = f"{vgpu.record.vgpu_id}: {format_bytes(bytes_)} of {programs} in {ns / 1e9:.2f} s"
         if pinned_s >= 0.01:
             text += f", {pinned_s:.2f} s of it to pin host memory"
-        self._state.record_event(kind, vgpu, text, memory_bytes=bytes_, seconds=ns / 1e9, pinning_seconds=pinned_s)
+        clean = min(bytes_, sum(slot.clean_blocks for slot in present(vgpu.alive)) * STORE_BLOCK_BYTES)
+        fields = {"seconds": ns / 1e9, "pinning_seconds": pinned_s}
+        if kind is EventType.SWAPPED_OUT:
+            fields["clean_bytes"] = clean
+            text += f", {format_bytes(clean)} of it without a copy" if clean else ""
+        self._state.record_event(kind, vgpu, text, memory_bytes=bytes_, **fields)
 
 
 def present(slots: Iterable[SlotReading]) -> Iterable[SlotReading]:

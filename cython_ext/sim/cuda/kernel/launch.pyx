@@ -4,6 +4,8 @@ from libc.math cimport ceil
 from libc.stdint cimport uint32_t, uint64_t
 from libc.string cimport memcpy, memset
 
+from cython_ext.logic.memory.piece_hash cimport PieceHash, piece_hash
+from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.sim.cost cimport SimTerms, sim_evaluate
 from cython_ext.sim.cuda.driver cimport (
     COOPERATIVE_LAUNCH_TOO_LARGE, Context, CUresult, EFFECT_HOST, EFFECT_INTERVAL, Function, INVALID_HANDLE,
@@ -102,6 +104,15 @@ cdef public CUresult drv_price_kernel(Function* function, const unsigned int* gr
     return SUCCESS
 
 
+cdef void hash_pieces(void** parameters, unsigned int blocks) noexcept nogil:
+    """At once: the hook launches it while nothing else uses the memory."""
+    cdef PieceHash* results = (<PieceHash**>parameters[0])[0]
+    cdef const uint64_t** addresses = <const uint64_t**>parameters[1]
+    cdef unsigned int i
+    for i in range(blocks):
+        results[i] = piece_hash(addresses[i], PIECE_BYTES / sizeof(uint64_t))
+
+
 cdef CUresult launch(Function* function, unsigned int* grid, unsigned int* block, unsigned int shared_bytes,
                      void* handle, void** parameters, void** extra) noexcept nogil:
     cdef Stream* stream
@@ -109,6 +120,8 @@ cdef CUresult launch(Function* function, unsigned int* grid, unsigned int* block
     cdef CUresult result = drv_stream(handle, &stream)
     if result == SUCCESS:
         result = drv_price_kernel(function, grid, block, shared_bytes, parameters, extra, stream, &work)
+    if result == SUCCESS and function.hashes and parameters != NULL:
+        hash_pieces(parameters, grid[0])
     return drv_submit(stream, &work) if result == SUCCESS else result
 
 

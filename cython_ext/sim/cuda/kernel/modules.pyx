@@ -66,6 +66,7 @@ cdef Function* add_function(Module* module, const char* name, size_t length) noe
     function.mark = MARK_FUNCTION
     function.module = module
     memcpy(function.name, name, min(length, <size_t>255))
+    function.hashes = strcmp(function.name, b"vgpu_hash_pieces") == 0
     function.attributes[ATTRIBUTE_MAX_THREADS] = 1024
     function.attributes[ATTRIBUTE_REGISTERS] = 32
     function.attributes[ATTRIBUTE_PTX] = 70

@@ -1,0 +1,123 @@
+"""A model server of its own, which knows of no vGPU: transformers, a static cache, decode steps as a captured graph.
+
+    python benchmarks/servers/server.py --layers 32 --cache-tokens 7680 --batch 8 --seed 1
+
+The weights are random, of a fixed seed. Each line of its input is a request: ``{"seed": 3, "tokens": 16}``. It answers
+with one line of JSON: the tokens, and the milliseconds to the first and between the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
+
+PROMPT_TOKENS = 64
+
+
+class Server:
+    def __init__(self, layers: int, batch: int, cache_tokens: int, seed: int) -> None:
+        torch.manual_seed(seed)
+        torch.set_grad_enabled(False)
+        self.config = LlamaConfig(
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=layers,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            vocab_size=128256,
+            max_position_embeddings=cache_tokens,
+        )
+        with torch.device("cuda"):
+            torch.set_default_dtype(torch.bfloat16)
+            self.model = AutoModelForCausalLM.from_config(self.config, attn_implementation="sdpa").eval()
+        self.batch, self.cache_tokens = batch, cache_tokens
+        self.cache = self.new_cache()
+        self.token = torch.zeros((batch, 1), dtype=torch.long, device="cuda")
+        self.place = torch.zeros((1,), dtype=torch.long, device="cuda")
+        self.host = torch.zeros((batch,), dtype=torch.long).pin_memory()
+        self.prefill(torch.zeros((batch, PROMPT_TOKENS), dtype=torch.long, device="cuda"))
+        self.graph = self.capture()
+
+    def new_cache(self) -> StaticCache:
+        try:
+            return StaticCache(config=self.config, max_cache_len=self.cache_tokens)
+        except TypeError:
+            return StaticCache(
+                config=self.config,
+                max_batch_size=self.batch,
+                max_cache_len=self.cache_tokens,
+                device="cuda",
+                dtype=torch.bfloat16,
+            )
+
+    def forward(self, tokens: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+        out = self.model(
+            input_ids=tokens,
+            past_key_values=self.cache,
+            cache_position=places,
+            position_ids=places[None, :].expand(self.batch, -1),
+            use_cache=True,
+        )
+        return out.logits[:, -1].argmax(-1, keepdim=True)
+
+    def prefill(self, prompt: torch.Tensor) -> None:
+        self.cache.reset()
+        places = torch.arange(prompt.shape[1], device="cuda")
+        self.token.copy_(self.forward(prompt, places))
+        self.place.fill_(prompt.shape[1])
+
+    def step(self) -> None:
+        self.token.copy_(self.forward(self.token, self.place))
+        self.place.add_(1)
+
+    def capture(self) -> torch.cuda.CUDAGraph:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                self.step()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self.step()
+        return graph
+
+    def answer(self, seed: int, count: int) -> tuple[list[list[int]], list[float]]:
+        generator = torch.Generator().manual_seed(seed)
+        began = time.perf_counter()
+        prompt = torch.randint(0, self.config.vocab_size, (self.batch, PROMPT_TOKENS), generator=generator)
+        self.prefill(prompt.cuda())
+        tokens, times = [self.read()], [time.perf_counter() - began]
+        for _ in range(count - 1):
+            began = time.perf_counter()
+            self.graph.replay()
+            tokens.append(self.read())
+            times.append(time.perf_counter() - began)
+        return tokens, times
+
+    def read(self) -> list[int]:
+        self.host.copy_(self.token[:, 0], non_blocking=True)
+        torch.cuda.current_stream().synchronize()
+        return [int(token) for token in self.host]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, default in (("layers", 32), ("batch", 8), ("cache-tokens", 7680), ("seed", 1)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    args = parser.parse_args()
+    server = Server(args.layers, args.batch, args.cache_tokens, args.seed)
+    print(json.dumps({"reserved_bytes": torch.cuda.memory_reserved()}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        tokens, times = server.answer(request["seed"], request["tokens"])
+        print(json.dumps({"tokens": tokens, "ms": [round(1e3 * t, 2) for t in times]}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Hashes of the pieces of a vGPU's memory, computed on the GPU (piece_hash.ptx) before the memory leaves the card.
+
+The hook thread computes them behind the shut door: nothing uses the memory any more. A piece whose copy in the store
+has the same hash is not copied again. All pieces are hashed in one go. Reason: other contexts have the GPU in turns of
+some milliseconds, in which a kernel may have to wait, and 20 GB take 5 ms (H200).
+
+Where the driver does not load the kernel, every piece is copied.
+"""
+
+from libc.stdint cimport uint32_t, uint64_t
+from libc.string cimport memset
+
+from cython_ext.hook.generated.driver cimport (
+    real_cuEventCreate, real_cuEventDestroy_v2, real_cuEventQuery, real_cuEventRecord, real_cuLaunchKernel,
+    real_cuMemHostAlloc, real_cuModuleGetFunction, real_cuModuleLoadData, real_cuStreamCreate,
+    real_cuStreamDestroy_v2, real_cuStreamSynchronize,
+)
+from cython_ext.hook.hook cimport vgpu_log, vgpu_place_of
+from cython_ext.hook.state cimport (
+    CHUNK_AWAY, CHUNK_FIXED, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING, CUDA_ERROR_NOT_READY, CUDA_SUCCESS, Gate,
+    Hasher, state,
+)
+from cython_ext.logic.memory.alloctable cimport Block, alloc_insert
+from cython_ext.logic.memory.piece_hash cimport HASH_LANES, PieceHash
+from cython_ext.logic.memory.pieces cimport PIECE_BYTES
+from cython_ext.native cimport futex_wait, load32, now_ns
+
+cdef extern from "hook/generated/piece_hash.h" nogil:
+    const char[] VGPU_PIECE_HASH
+
+cdef enum:
+    LAUNCH_PIECES = 256          # as many addresses fit the kernel's parameters
+    HASHED_AT_ONCE = 4096        # 8 GiB, which take 2 ms (H200)
+    FOR_ALL_CONTEXTS = 1         # CU_MEMHOSTALLOC_PORTABLE
+    FOR_THE_GPU = 2              # CU_MEMHOSTALLOC_DEVICEMAP
+    QUERY_NS = 50_000
+
+
+cdef struct Round:               # of hashes that are under way
+    void* stream
+    void* event
+    uint32_t count               # of pieces
+    uint32_t launched            # ... of them, whose kernel is launched
+    uint64_t[256] places         # where the others are on the card
+
+
+cdef public void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil:
+    """Into this context, which is current, once. It takes the driver some 10 ms."""
+    cdef Hasher* hasher = &gate.hasher
+    cdef void* module = NULL
+    cdef void* memory = NULL
+    cdef const char* name = b"vgpu_hash_pieces"
+    cdef uint64_t size = HASHED_AT_ONCE * (sizeof(PieceHash) + sizeof(uint64_t))
+    cdef int result
+    if hasher.context == context:
+        return
+    hasher.context, hasher.function = context, NULL
+    result = real_cuModuleLoadData(<uint64_t>&module, <uint64_t>VGPU_PIECE_HASH)
+    if result == CUDA_SUCCESS:
+        result = real_cuMemHostAlloc(<uint64_t>&memory, size, FOR_ALL_CONTEXTS | FOR_THE_GPU)
+    if result == CUDA_SUCCESS:
+        hasher.results = <PieceHash*>memory
+        hasher.addresses = <uint64_t*>(hasher.results + HASHED_AT_ONCE)
+        result = real_cuModuleGetFunction(<uint64_t>&hasher.function, <uint64_t>module, <uint64_t>name)
+    vgpu_log(b"kernel for hashes loaded, result", result, 0)
+
+
+cdef bint launch(Gate* gate, Round* run) noexcept nogil:
+    """The kernel for the pieces whose kernel is not launched yet."""
+    cdef uint32_t count = run.count - run.launched
+    cdef PieceHash* results = gate.hasher.results + run.launched
+    cdef void* parameters[2]
+    cdef int result
+    if count == 0:
+        return 1
+    parameters[0] = &results
+    parameters[1] = run.places
+    result = real_cuLaunchKernel(
+        gate.hasher.function, count, 1, 1, HASH_LANES, 1, 1, 0, run.stream, parameters, NULL
+    )
+    run.launched = run.count
+    return result == CUDA_SUCCESS
+
+
+cdef bint is_over(Round* run) noexcept nogil:
+    """Wait for the kernels. 0: they failed, or the process ends."""
+    cdef int result = real_cuEventRecord(run.event, run.stream)
+    if result == CUDA_SUCCESS:
+        result = real_cuEventQuery(run.event)
+    while result == CUDA_ERROR_NOT_READY and not load32(&state().stopping):
+        futex_wait(&state().stopping, 0, now_ns() + QUERY_NS)
+        result = real_cuEventQuery(run.event)
+    return result == CUDA_SUCCESS
+
+
+cdef bint note(Gate* gate, Round* run) noexcept nogil:
+    cdef Block block
+    cdef uint32_t i
+    if not (launch(gate, run) and is_over(run)):
+        return 0
+    block.kind = block.flags = 0
+    for i in range(run.count):
+        block.address = gate.hasher.addresses[i]
+        block.bytes, block.aux = gate.hasher.results[i].a, gate.hasher.results[i].b
+        alloc_insert(&gate.hashes, &block)       # without memory for the entry, the piece is copied
+    run.count = run.launched = 0
+    return 1
+
+
+cdef bint add_chunk(Gate* gate, Block* chunk, Round* run) noexcept nogil:
+    cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0
+    cdef bint well = 1
+    while place and well and at < chunk.bytes:
+        gate.hasher.addresses[run.count] = chunk.address + at
+        run.places[run.count - run.launched] = place + at
+        run.count += 1
+        at += PIECE_BYTES
+        if run.count - run.launched == LAUNCH_PIECES:
+            well = launch(gate, run)
+        if well and run.count == HASHED_AT_ONCE:
+            well = note(gate, run)
+    return well
+
+
+cdef void hash_all(Gate* gate, Round* run) noexcept nogil:
+    cdef Block* chunk
+    cdef uint64_t i
+    cdef bint well = 1
+    for i in range(gate.chunks.capacity):
+        chunk = &gate.chunks.blocks[i]
+        if well and chunk.address and chunk.flags & (CHUNK_AWAY | CHUNK_FIXED) == 0:
+            well = add_chunk(gate, chunk, run)
+    if well:
+        well = note(gate, run)
+    if not well:
+        real_cuStreamSynchronize(run.stream)     # nothing may be using what goes now
+
+
+cdef public void vgpu_hash_chunks(Gate* gate, void* context) noexcept nogil:
+    """The pieces that are on the card, into ``Gate.hashes``. Nothing writes them from here on until they have left.
+    ``context`` is current. The caller has ``chunks_lock``."""
+    cdef Round run
+    if gate.hashes.capacity:
+        memset(gate.hashes.blocks, 0, gate.hashes.capacity * sizeof(Block))
+    gate.hashes.count = 0
+    vgpu_load_hasher(gate, context)
+    if gate.hasher.function == NULL:
+        return
+    memset(&run, 0, sizeof(Round))
+    if real_cuStreamCreate(&run.stream, CU_STREAM_NON_BLOCKING) != CUDA_SUCCESS:
+        return
+    if real_cuEventCreate(&run.event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS:
+        hash_all(gate, &run)
+        real_cuEventDestroy_v2(run.event)
+    real_cuStreamDestroy_v2(run.stream)

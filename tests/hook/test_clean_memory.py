@@ -1,0 +1,225 @@
+"""--oversubscribe swap: a piece whose copy in the store is still the same is not copied again."""
+
+from __future__ import annotations
+
+import pytest
+
+from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
+from cython_ext.readings import Where
+from tests.hook.stage import Stage, StagedVgpu, eventually
+from tests.hook.test_swap import AWAY, MIB, Program, swappable
+
+OWNED = 80 * MIB
+PIECES = OWNED // STORE_BLOCK_BYTES
+BODY = f"""
+import random
+owned = {OWNED}
+memory = app.allocate(owned)
+data = random.randbytes(owned)
+def write(at, piece):
+    app.call("cuMemcpyHtoD_v2", c_uint64(memory + at), piece, c_size_t(len(piece)))
+write(0, data)
+while True:
+    print(json.dumps([app.read(memory, owned) == data]), flush=True)
+    for at, byte in json.loads(input()):
+        data = data[:at] + bytes([byte]) + data[at + 1:]
+        write(at, bytes([byte]))
+"""
+
+
+class Owner(Program):
+    """It has a kind of data of its own in all its memory, and changes bytes of it where it is told to."""
+
+    def __init__(self, stage: Stage, vgpu: StagedVgpu) -> None:
+        super().__init__(stage, vgpu, BODY)
+
+    def swap(self) -> int:
+        """Out and in; how many pieces were not copied."""
+        self.leave()
+        clean = self.vgpu.slot().clean_blocks
+        self.come_back()
+        return clean
+
+    def change(self, *changes: tuple[int, int]) -> object:
+        """(place, byte); whether all its memory is what it was before."""
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{[list(change) for change in changes]}\n")
+        self.process.stdin.flush()
+        return self.hear()
+
+
+@pytest.fixture
+def vgpu(stage: Stage) -> StagedVgpu:
+    return swappable(stage)
+
+
+def store_of(vgpu: StagedVgpu) -> StorePage:
+    assert vgpu.store is not None
+    return vgpu.store
+
+
+def test_what_was_not_written_is_not_copied_again(stage: Stage, vgpu: StagedVgpu) -> None:
+    owner = Owner(stage, vgpu)
+    assert owner.hear() == [True]
+    assert owner.swap() == 0
+    assert (store_of(vgpu).used, sum(store_of(vgpu).kept().values())) == (0, PIECES)
+    assert owner.swap() == PIECES
+    assert owner.change() == [True]
+    assert owner.swap() == PIECES
+    assert owner.change() == [True]
+
+
+def test_a_byte_that_is_written_between_two_swaps_is_not_lost(stage: Stage, vgpu: StagedVgpu) -> None:
+    """Also where it is what another byte was, and where all other bytes of a piece stay the same."""
+    owner = Owner(stage, vgpu)
+    assert owner.hear() == [True]
+    owner.swap()
+    last = OWNED - 1
+    for changes, dirty in (
+        (((0, 1),), 1),
+        (((0, 2), (last, 3)), 2),
+        (((0, 1),), 1),  # as it was two swaps ago
+        (((5 * STORE_BLOCK_BYTES - 1, 9), (5 * STORE_BLOCK_BYTES, 9)), 2),
+        ((), 0),
+    ):
+        assert owner.change(*changes) == [True]
+        assert owner.swap() == PIECES - dirty
+        assert owner.change() == [True]
+
+
+def test_another_process_takes_what_is_kept_and_both_have_their_own_memory(stage: Stage, vgpu: StagedVgpu) -> None:
+    """The store has room for one of the two, and some blocks. The second leaves while the first is on the card."""
+    second_vgpu = stage.vgpu(memory_bytes=1 << 30)
+    second_vgpu.grants.flags = vgpu.grants.flags
+    second_vgpu.store = store_of(vgpu)
+    vgpus = [vgpu, second_vgpu]
+    owners = [Owner(stage, each) for each in vgpus]
+    assert [owner.hear() for owner in owners] == [[True], [True]]
+    assert STORE_SEGMENT_BLOCKS < 2 * PIECES
+    for turn in range(4):
+        mine, other = owners[turn % 2], owners[1 - turn % 2]
+        mine.swap()
+        kept = store_of(vgpu).kept()
+        assert kept[mine.vgpu.slot().pid, mine.vgpu.slot().start_time & (2**40 - 1)] == PIECES
+        assert sum(kept.values()) <= STORE_SEGMENT_BLOCKS
+        assert mine.change((turn, turn)) == [True]
+        assert other.change() == [True]
+        assert mine.change() == [True]
+
+
+def test_blocks_of_the_processes_that_the_server_names_are_taken_first(stage: Stage) -> None:
+    vgpu = swappable(stage, blocks=2 * STORE_SEGMENT_BLOCKS)
+    vgpus = [vgpu, *(stage.vgpu(memory_bytes=1 << 30) for _ in range(3))]
+    for each in vgpus[1:]:
+        each.grants.flags, each.store = vgpu.grants.flags, store_of(vgpu)
+    owners = [Owner(stage, each) for each in vgpus]
+    names = []
+    for owner in owners:
+        assert owner.hear() == [True]
+        slot = owner.vgpu.slot()
+        names.append((slot.pid, slot.start_time & (2**40 - 1)))
+    for owner in owners[:3]:
+        owner.swap()
+    kept = store_of(vgpu).kept()
+    assert [kept[name] for name in names[:3]] == [PIECES] * 3
+    store_of(vgpu).take_first([names[1]])
+    owners[3].swap()
+    kept = store_of(vgpu).kept()
+    free = 2 * STORE_SEGMENT_BLOCKS - 3 * PIECES
+    assert kept == {names[0]: PIECES, names[1]: PIECES - (PIECES - free), names[2]: PIECES, names[3]: PIECES}
+    assert [owner.change() for owner in owners] == [[True]] * 4
+
+
+def test_freed_memory_leaves_no_copy_behind(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(
+        stage,
+        vgpu,
+        f"""
+memory = filled({OWNED}, 1)
+say()
+app.free(memory)
+memory = filled({OWNED}, 2)
+say()
+say(bytes_of(memory, {OWNED}))
+""",
+    )
+    program.hear()
+    program.leave()
+    program.come_back()
+    assert sum(store_of(vgpu).kept().values()) == PIECES
+    program.go_on()
+    program.hear()
+    assert store_of(vgpu).kept() == {}
+    program.leave()
+    assert vgpu.slot().clean_blocks == 0
+    program.come_back()
+    program.go_on()
+    assert program.hear() == [[2]]
+
+
+def test_the_copies_of_a_process_that_was_killed_are_given_back(stage: Stage, vgpu: StagedVgpu) -> None:
+    owner = Owner(stage, vgpu)
+    owner.hear()
+    owner.swap()
+    slot = vgpu.slot()
+    owner.process.kill()
+    owner.process.wait()
+    assert store_of(vgpu).give_back([(slot.pid, slot.start_time)]) == PIECES
+    assert store_of(vgpu).kept() == {}
+
+
+def test_memory_that_the_program_maps_itself_is_clean_too(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = Program(
+        stage,
+        vgpu,
+        """
+from tests.hook.test_program_memory import WORK as MORE
+exec(MORE)
+size = 20 << 20
+address = reserve(2 * size)
+for part in (0, 1):
+    mapped(made(size), address + part * size, size, 3 if part else 1)
+fill(address + size, size, 5)
+while True:
+    say(bytes_of(address + size, size))
+""",
+    )
+    assert program.hear() == [[5]]
+    for clean in (0, 20):
+        program.leave()
+        assert vgpu.slot().clean_blocks == clean
+        program.come_back()
+        program.go_on()
+        assert program.hear() == [[5]]
+
+
+def test_a_move_that_is_given_up_keeps_what_is_whole(stage: Stage) -> None:
+    """The store has no room for a part of it. Once it has grown, the copies of before are the same."""
+    vgpu = stage.vgpu(memory_bytes=1 << 30)
+    vgpu.grants.flags = swappable(stage).grants.flags
+    vgpu.store = StorePage.create(3 * STORE_SEGMENT_BLOCKS)
+    vgpu.store.grow(2 * STORE_SEGMENT_BLOCKS)
+    program = Program(
+        stage,
+        vgpu,
+        """
+blocks = [filled(70 << 20, byte) for byte in range(1, 6)]
+while True:
+    say([bytes_of(block, 70 << 20) for block in blocks])
+""",
+    )
+    expected = [[[byte] for byte in range(1, 6)]]
+    assert program.hear() == expected
+    vgpu.withdraw()
+    vgpu.grants.flags = vgpu.grants.flags | AWAY
+    eventually(lambda: vgpu.slot().away_bytes > 200 * MIB, "most of it has left")
+    program.come_back()
+    program.go_on()
+    assert program.hear() == expected
+    vgpu.store.grow(STORE_SEGMENT_BLOCKS)
+    program.leave()
+    assert 100 < vgpu.slot().clean_blocks < 175
+    assert vgpu.slot().where == Where.AWAY
+    program.come_back()
+    program.go_on()
+    assert program.hear() == expected

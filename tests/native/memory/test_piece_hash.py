@@ -1,0 +1,87 @@
+"""The hash by which a piece of memory is known to be as it was (logic/memory/piece_hash.pxd)."""
+
+from __future__ import annotations
+
+import random
+import struct
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cython_ext.testing.bindings_memory import hash_of_piece
+
+WORDS = 4096
+MASK = 2**64 - 1
+words_of_a_piece = st.integers(0, WORDS - 1)
+
+
+def piece(seed: int) -> list[int]:
+    """Noise; zeros; or words that differ in their upper bits alone."""
+    noise = random.Random(seed)
+    return [noise.getrandbits(64) if seed % 3 == 0 else 0 if seed % 3 == 1 else i << 60 & MASK for i in range(WORDS)]
+
+
+def hashed(words: list[int]) -> tuple[int, int]:
+    return hash_of_piece(memoryview(bytearray(struct.pack(f"<{WORDS}Q", *words))).cast("B").cast("Q"))
+
+
+def step(a: int, b: int, x: int, y: int) -> tuple[int, int]:
+    a = (a ^ x) * 0x9E3779B97F4A7C15 & MASK
+    a ^= a >> 32
+    b = (b ^ y) * 0xC2B2AE3D27D4EB4F & MASK
+    b ^= b >> 32
+    a = a + b & MASK
+    return a, b ^ (a << 32 & MASK | a >> 32)
+
+
+def reference(words: list[int]) -> tuple[int, int]:
+    total_a = total_b = 0
+    for lane in range(256):
+        a = lane * 0x9E3779B97F4A7C15 & MASK ^ 0x243F6A8885A308D3
+        b = lane * 0xC2B2AE3D27D4EB4F & MASK ^ 0x13198A2E03707344
+        for at in range(2 * lane, WORDS, 512):
+            a, b = step(a, b, words[at], words[at + 1])
+        for _ in range(3):
+            a, b = step(a, b, lane, lane)
+        total_a, total_b = total_a + a & MASK, total_b + b & MASK
+    return total_a, total_b
+
+
+@given(st.integers(0, 2**32))
+def test_it_is_what_its_description_says(seed: int) -> None:
+    assert hashed(piece(seed)) == reference(piece(seed))
+
+
+@given(st.integers(0, 2**32), st.lists(st.tuples(words_of_a_piece, st.integers(1, MASK)), min_size=1, max_size=4))
+def test_a_piece_that_has_changed_has_another_hash(seed: int, changes: list[tuple[int, int]]) -> None:
+    before = piece(seed)
+    after = list(before)
+    for at, change in changes:
+        after[at] ^= change
+    assert (hashed(after) == hashed(before)) == (after == before)
+
+
+@given(st.integers(0, 2**32), words_of_a_piece, words_of_a_piece, st.integers(0, 63))
+def test_the_same_bit_of_two_words_does_not_cancel(seed: int, one: int, other: int, bit: int) -> None:
+    before = piece(seed)
+    after = list(before)
+    after[one] ^= 1 << bit
+    after[other] ^= 1 << bit
+    assert (hashed(after) == hashed(before)) == (one == other)
+
+
+@given(st.integers(0, 2**32), words_of_a_piece, words_of_a_piece)
+def test_words_that_change_places_change_the_hash(seed: int, one: int, other: int) -> None:
+    before = piece(seed)
+    after = list(before)
+    after[one], after[other] = before[other], before[one]
+    assert (hashed(after) == hashed(before)) == (after == before)
+
+
+@given(st.integers(0, 2**32), words_of_a_piece, st.integers(0, 63))
+def test_a_bit_changes_about_half_of_the_hash(seed: int, at: int, bit: int) -> None:
+    before = piece(seed)
+    after = list(before)
+    after[at] ^= 1 << bit
+    (a, b), (c, d) = hashed(before), hashed(after)
+    assert 24 <= (a ^ c).bit_count() + (b ^ d).bit_count() <= 104
