@@ -112,13 +112,10 @@ def read_tables(spaces: Mapping[int, int], ports: Iterable[int] | None = None) -
     return found
 
 
-def count_accepted(space: int, pid: int) -> int | None:
-    """How many connections the namespace has accepted. A hundredth of the cost of its tables. None: it is not known.
-    ``OSError``: the process is not in it any more."""
-    text = Path(f"/proc/{pid}/net/snmp").read_text(errors="replace")
-    if space_of(pid) != space:
-        raise ProcessLookupError(f"process {pid} has left")
-    return accepted(text)
+def count_accepted(pid: int) -> int | None:
+    """How many connections the network namespace of a process has accepted: a hundredth of the cost of its tables.
+    None: it is not known. ``OSError``: the process has ended."""
+    return accepted(Path(f"/proc/{pid}/net/snmp").read_text(errors="replace"))
 
 
 def unheard(seen: Survey, tables: Tables, ports: Iterable[int]) -> tuple[int, ...]:

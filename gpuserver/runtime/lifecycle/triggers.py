@@ -176,7 +176,7 @@ class Triggers:
                 continue
             try:
                 if space not in counts:
-                    counts[space] = count_accepted(space, pid)
+                    counts[space] = count_accepted(pid)
             except OSError:
                 watch.seen = None
                 return {}
