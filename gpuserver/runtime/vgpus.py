@@ -177,6 +177,8 @@ class Vgpu:
     """The request for which the node has suspended it. None while its programs run."""
     standby: Standby = NO_STANDBY
     """What resumes it by itself, while it is suspended."""
+    starting: int = 0
+    """So many new processes wait at the broker until it is resumed."""
     connected_port: int = 0
     """While it is suspended: to this port there is a connection that was not there before; 0: there is none."""
     unheard_ports: tuple[int, ...] = ()

@@ -42,8 +42,8 @@ def test_verbs(node: SimulatedNode, run: Run) -> None:
             await v.suspend(resume_at=timedelta(hours=1))
             assert (await v.stats()).reading["resume_at_unix_s"] > time.time() + 3000
             await v.resume()
-            with pytest.raises(vgpu.VgpuError, match="no program of"):
-                await v.suspend(resume_on="call")
+            with pytest.raises(vgpu.VgpuError, match="listens on port 1,"):
+                await v.suspend(resume_on=["call", "tcp:1"])
             assert [one.id for one in await vgpu.aio.list()] == [v.id]
             assert (await vgpu.aio.connect("a")).id == v.id
             async with await v.open_process(PRINT_ID, stdin=subprocess.DEVNULL) as process:

@@ -13,7 +13,7 @@ from gpuserver.core.states.idle import AGAIN_LEAST_NS, AGAIN_MOST_NS
 from gpuserver.core.states.standby import NO_STANDBY, Cause, Seen, Standby, cause_of, decide
 
 NOTHING = Seen(now_unix_s=100.0)
-EVERYTHING = Seen(now_unix_s=1e12, calls=True, ends=True, programs=False, port=8000)
+EVERYTHING = Seen(now_unix_s=1e12, calls=True, ends=True, port=8000)
 CALL, PORT, TIME = Standby(("call",)), Standby(("tcp:8000",)), Standby(at_unix_s=100.5)
 
 triggers = st.sets(st.sampled_from(("call", "tcp:8000", "tcp:9000"))).map(tuple)
@@ -22,8 +22,8 @@ seen = st.builds(
     Seen,
     now_unix_s=st.floats(0, 1e9),
     calls=st.booleans(),
+    starts=st.booleans(),
     ends=st.booleans(),
-    programs=st.booleans(),
     port=st.sampled_from((0, 8000, 9000, 9001)),
 )
 
@@ -39,8 +39,8 @@ seen = st.builds(
         (PORT, replace(NOTHING, port=9000), None),
         (PORT, replace(NOTHING, port=8000), Cause.CONNECTION),
         (PORT, replace(NOTHING, ends=True), Cause.END),
-        (CALL, replace(NOTHING, programs=False), Cause.END),
-        (TIME, replace(NOTHING, calls=True, ends=True, programs=False, port=8000), None),
+        (PORT, replace(NOTHING, starts=True, ends=True), Cause.START),
+        (TIME, replace(NOTHING, calls=True, ends=True, port=8000), None),
         (TIME, replace(NOTHING, now_unix_s=100.5), Cause.TIME),
         (replace(TIME, triggers=("call", "tcp:8000")), EVERYTHING, Cause.CONNECTION),
         (replace(TIME, triggers=("call",)), EVERYTHING, Cause.CALL),
@@ -63,7 +63,10 @@ def test_a_cause_is_a_trigger_that_is_so(standby: Standby, what: Seen) -> None:
             assert what.now_unix_s >= standby.at_unix_s
         case Cause.END:
             assert standby.triggers
-            assert what.ends or not what.programs
+            assert what.ends
+        case Cause.START:
+            assert standby.triggers
+            assert what.starts
         case None:
             assert standby.at_unix_s is None or what.now_unix_s < standby.at_unix_s
             assert not ("call" in standby.triggers and what.calls)

@@ -201,7 +201,7 @@ def test_what_can_never_be_is_refused(node: SimulatedNode) -> None:
     vgpu = node.create("0", sm_percent=30, memory_bytes="4G")
     with node.link() as link:
         for triggers, at_unix_s, says in (
-            (["call"], None, "no program of"),
+            (["tcp:8000"], None, "nor on another TCP port"),
             (["udp:8000"], None, "is no trigger"),
             (["tcp:65536"], None, "is no trigger"),
             ([], 1.0, "is past"),
@@ -285,22 +285,42 @@ def test_two_triggers_at_once_resume_it_once(node: SimulatedNode, made: tuple[Vg
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "exit"])
 def test_a_program_that_ends(node: SimulatedNode, made: tuple[VgpuStatus, Server], how: str) -> None:
-    """No call and no connection can come any more, and the next server is to find an open door."""
+    """Its exit handlers call the driver. After a kill the next program resumes the vGPU."""
     vgpu, server = made
-    suspend(node, vgpu, f"tcp:{server.port}")
     if how == "kill":
+        suspend(node, vgpu, f"tcp:{server.port}")
         server.popen.kill()
+        eventually(lambda: node.reading(vgpu.vgpu_id).processes == 0, "it is gone")
+        eventually(lambda: any("listens on port" in text for text in warnings(node, vgpu)), "it is told")
+        stays(node, vgpu)
     else:
+        server.does("import atexit; atexit.register(lambda: app.call('cuCtxSynchronize'))")
+        suspend(node, vgpu, "call", f"tcp:{server.port}")
         server.say("sys.exit(3)")
         assert server.popen.wait(PATIENCE_S) == 3
-    comes_back(node, vgpu, "end")
+        comes_back(node, vgpu, "call", "end")
     again = Server(node, vgpu)
     try:
+        comes_back(node, vgpu, *(["start"] if how == "kill" else ["call", "end"]))
         suspend(node, vgpu, f"tcp:{again.port}")
         with closing(again.connect()) as connection:
             assert answer(connection) == b"intact"
     finally:
         again.end()
+
+
+@pytest.mark.parametrize("trigger", ["call", "tcp"])
+def test_a_program_that_starts(node: SimulatedNode, made: tuple[VgpuStatus, Server], trigger: str) -> None:
+    """Its first call waits until the vGPU is back. Without such a trigger it is refused, as ever."""
+    vgpu, server = made
+    suspend(node, vgpu, f"tcp:{server.port}" if trigger == "tcp" else trigger)
+    second = Server(node, vgpu)
+    try:
+        comes_back(node, vgpu, "start")
+        for one in (server, second):
+            one.does("assert app.read(block, 4096) == bytes([7]) * 4096")
+    finally:
+        second.end()
 
 
 def test_a_killed_program_with_a_time_stays_suspended(node: SimulatedNode, made: tuple[VgpuStatus, Server]) -> None:
@@ -331,6 +351,14 @@ sys.stdin.read()
     again = Spoken(node, vgpu, body, str(port))
     programs.append(again)
     stays(node, vgpu)
+    with closing(socket.create_connection(("127.0.0.1", port), PATIENCE_S)):
+        comes_back(node, vgpu, "connection")
+    suspend(node, vgpu, f"tcp:{port}")
+    again.end()
+    engine.end()
+    eventually(lambda: any("listens on port" in text for text in warnings(node, vgpu)), "it is told")
+    last = Spoken(node, vgpu, body, str(port))
+    programs.append(last)
     with closing(socket.create_connection(("127.0.0.1", port), PATIENCE_S)):
         comes_back(node, vgpu, "connection")
 

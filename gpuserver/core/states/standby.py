@@ -5,8 +5,8 @@ The first of them that is so resumes it. Each is a level, not an edge: a thread 
 connection that was not there before is there until one of its ends closes it, a time stays past. So neither a restart
 of the server nor a failed attempt loses a trigger.
 
-A program that ends is a trigger too, where a call or a connection is one: its last calls of the driver would wait for
-ever. So is the end of the last program: no call and no connection can come any more.
+Where a call or a connection is a trigger, so is a program that starts: its first call waits to be let in. So is a
+program that ends: its last calls of the driver would wait for ever.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ class Cause(StrEnum):
     CALL = "call"
     CONNECTION = "connection"
     TIME = "time"
+    START = "start"
     END = "end"
 
 
@@ -57,10 +58,10 @@ class Seen:
     now_unix_s: float
     calls: bool = False
     """A thread of a program waits in a CUDA call."""
+    starts: bool = False
+    """A new program waits to be let in."""
     ends: bool = False
     """A program has begun to end."""
-    programs: bool = True
-    """It has programs."""
     port: int = 0
     """To it there is a connection that was not there before; 0: there is none."""
     failures: int = 0
@@ -77,9 +78,9 @@ def cause_of(standby: Standby, seen: Seen) -> Cause | None:
         return Cause.CALL
     if standby.at_unix_s is not None and seen.now_unix_s >= standby.at_unix_s:
         return Cause.TIME
-    if standby.triggers and (seen.ends or not seen.programs):
-        return Cause.END
-    return None
+    if standby.triggers and seen.starts:
+        return Cause.START
+    return Cause.END if standby.triggers and seen.ends else None
 
 
 def decide(standby: Standby, seen: Seen, now_ns: int) -> Cause | None:

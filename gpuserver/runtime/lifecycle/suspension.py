@@ -86,7 +86,7 @@ class Suspension:
         if preempted is not None or (vgpu.preempted is None and vgpu.standby == standby):
             return
         vgpu.preempted, vgpu.standby, vgpu.suspend_error = None, standby, ""
-        await self._state.persist()
+        await self._publish(vgpu)
         text = f"{vgpu.record.vgpu_id} stays suspended until {awaits(standby) or 'it is resumed'}"
         self._state.record_event(EventType.SUSPENDED, vgpu, text)
 
@@ -326,8 +326,10 @@ def reason_of(vgpu: Vgpu, cause: Cause) -> str:
             return f"a connection to port {vgpu.connected_port}"
         case Cause.TIME:
             return "its time has come"
+        case Cause.START:
+            return "a program starts"
         case Cause.END:
-            return "a program ends, or the last one has ended"
+            return "a program ends"
         case Cause.REQUEST:
             return ""
 

@@ -9,6 +9,7 @@ gpuserver/runtime/lifecycle/idle_suspend.py.
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from typing import Final
@@ -41,6 +42,9 @@ NEWS_S: Final = 0.1
 SCAN_RATIO: Final = 0.05
 SURVEY_S: Final = 1.0
 """At least so long between two surveys of a vGPU's processes, and between two checks that a connection is there."""
+UNHEARD_S: Final = 5.0
+"""While no process listens on one of the ports: how long until the next survey. It reads of each process of the machine
+whether that names the vGPU."""
 
 
 @dataclass(slots=True)
@@ -86,12 +90,6 @@ class Triggers:
         self._suspension.check(vgpu)
         if at_unix_s is not None and at_unix_s <= time.time():
             raise VgpuError(ErrorCode.INVALID, "the time of --resume-at is past", "write a time to come, or: 90m")
-        if asked.resume_on and not vgpu.programs:
-            raise VgpuError(
-                ErrorCode.INVALID,
-                f"no program of {vgpu_id} uses the GPU: there is nothing that --resume-on could wait for",
-                f"start the program first: vgpuctl exec {vgpu_id} COMMAND",
-            )
         known: tuple[int, ...] = ()
         if ports := ports_of(asked.resume_on):
             seen, tables = await self._survey(vgpu)
@@ -145,7 +143,8 @@ class Triggers:
         now = trio.current_time()
         for vgpu in vgpus:
             watch = self._watches[vgpu]
-            if watch.seen is None and now >= watch.surveyed_at + SURVEY_S:
+            pause_s = SURVEY_S if watch.seen is None else UNHEARD_S if vgpu.unheard_ports else math.inf
+            if now >= watch.surveyed_at + pause_s:
                 await self._look_anew(vgpu, watch)
         counts: dict[int, int | None] = {}
         spaces: dict[int, int] = {}
@@ -225,8 +224,8 @@ class Triggers:
         return Seen(
             now_unix_s=time.time(),
             calls=self._state.tokens.wants(vgpu.record.key),
+            starts=vgpu.starting > 0,
             ends=vgpu.activity is not None and vgpu.activity.ends,
-            programs=bool(vgpu.programs),
             port=vgpu.connected_port,
             failures=watch.failures,
             tried_ns=watch.tried_ns,
