@@ -28,7 +28,7 @@ _SOCKET: Final = "socket:["
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
+class SocketOwners:
     """The processes of a vGPU, and their sockets."""
 
     spaces: Mapping[int, int] = field(default_factory=dict)
@@ -47,7 +47,7 @@ Tables = Mapping[int, list[Socket]]
 """The sockets of network namespaces."""
 
 
-def survey(vgpu_id: str, programs: Iterable[Process], paths: NodePaths, owners: Mapping[str, int]) -> Survey:
+def survey(vgpu_id: str, programs: Iterable[Process], paths: NodePaths, owners: Mapping[str, int]) -> SocketOwners:
     """``owners``: vGPU → its sole user. Reads other processes' memory, so it may wait: not for an event loop."""
     spaces: dict[int, int] = {}
     holders: dict[int, int] = {}
@@ -65,7 +65,7 @@ def survey(vgpu_id: str, programs: Iterable[Process], paths: NodePaths, owners: 
         spaces.setdefault(space, pid)
         for inode in inodes:
             holders.setdefault(inode, pid)
-    return Survey(spaces, holders, hidden)
+    return SocketOwners(spaces, holders, hidden)
 
 
 def _is(process: Process) -> bool:
@@ -118,7 +118,7 @@ def count_accepted(pid: int) -> int | None:
     return accepted(Path(f"/proc/{pid}/net/snmp").read_text(errors="replace"))
 
 
-def unheard(seen: Survey, tables: Tables, ports: Iterable[int]) -> tuple[int, ...]:
+def unheard(seen: SocketOwners, tables: Tables, ports: Iterable[int]) -> tuple[int, ...]:
     """The ports on which no process of the vGPU listens."""
     heard = {port for sockets in tables.values() for port in listening(sockets, seen.inodes)}
     return tuple(port for port in ports if port not in heard)
@@ -130,7 +130,7 @@ def known_marks(tables: Tables, ports: Iterable[int]) -> tuple[int, ...]:
     return marks(one.mark for sockets in tables.values() for one in connections(sockets, wanted))
 
 
-def check_heard(vgpu_id: str, seen: Survey, tables: Tables, ports: Iterable[int]) -> None:
+def check_heard(vgpu_id: str, seen: SocketOwners, tables: Tables, ports: Iterable[int]) -> None:
     """``VgpuError`` (invalid): no process of the vGPU listens on one of ``ports``."""
     missing = unheard(seen, tables, ports)
     if not missing:

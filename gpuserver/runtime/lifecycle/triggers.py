@@ -19,7 +19,7 @@ import trio
 from gpuserver.core.observe.sockets import arrived, connections
 from gpuserver.core.states.standby import NO_STANDBY, Seen, Standby, cause_of, decide
 from gpuserver.runtime.lifecycle.ports import (
-    Survey,
+    SocketOwners,
     Tables,
     check_heard,
     count_accepted,
@@ -53,7 +53,7 @@ class Watch:
 
     standby: Standby
     known: frozenset[int]
-    seen: Survey | None = None
+    seen: SocketOwners | None = None
     surveyed_at: float = float("-inf")
     scanned_at: float = float("-inf")
     failures: int = 0
@@ -105,12 +105,12 @@ class Triggers:
         _, tables = await self._survey(vgpu)
         return Standby(triggers, known=known_marks(tables, ports))
 
-    async def _survey(self, vgpu: Vgpu) -> tuple[Survey, Tables]:
+    async def _survey(self, vgpu: Vgpu) -> tuple[SocketOwners, Tables]:
         record = vgpu.record
         owners = {record.vgpu_id: record.owner.uid} if record.owner.share_gid < 0 and not vgpu.mountable else {}
         paths, programs = self._state.settings.paths, vgpu.programs
 
-        def read() -> tuple[Survey, Tables]:
+        def read() -> tuple[SocketOwners, Tables]:
             found = survey(record.vgpu_id, programs, paths, owners)
             return found, read_tables(found.spaces)
 
@@ -202,7 +202,7 @@ class Triggers:
         if fresh and not vgpu.connected_port:  # a program may have begun to listen since
             watch.seen = None
 
-    def _note(self, vgpu: Vgpu, watch: Watch, seen: Survey, tables: Tables) -> None:
+    def _note(self, vgpu: Vgpu, watch: Watch, seen: SocketOwners, tables: Tables) -> None:
         port, ports = self._arrived(watch, seen, tables), watch.standby.ports
         whole = seen.spaces.keys() <= tables.keys()
         if port is not None or whole:
@@ -212,7 +212,7 @@ class Triggers:
             watch.scanned_at = trio.current_time()
 
     @staticmethod
-    def _arrived(watch: Watch, seen: Survey, tables: Tables) -> int | None:
+    def _arrived(watch: Watch, seen: SocketOwners, tables: Tables) -> int | None:
         ports = watch.standby.ports
         own = (sockets for space, sockets in tables.items() if space in seen.spaces)
         found = (arrived(sockets, ports, watch.known, seen.inodes) for sockets in own)
