@@ -363,7 +363,7 @@ def set_(
         name=name,
         ttl=ttl,
         idle_suspend=idle_suspend,
-        resume_on=resume_on or None,
+        resume_on=resume_on,
         lease=lease,
         on_server_loss=on_server_loss,
     )
@@ -425,6 +425,7 @@ def changes_of(**given: object) -> VgpuChanges:
         "ttl": "ttl_ns",
         "idle_suspend": "idle_suspend_ns",
     }
+    given["resume_on"] = given.get("resume_on") or None  # an option that may be repeated is never None
     changes = VgpuChanges.parse(**{fields.get(option, option): value for option, value in given.items()})
     if not changes.model_fields_set:
         raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl set VGPU --sm 50 --mem 16G")

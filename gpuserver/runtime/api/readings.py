@@ -355,7 +355,7 @@ def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:
     if vgpu.suspend_error:
         what = "brought back" if vgpu.quiesced else "suspended when it is idle"
         return (f"It cannot be {what}: {vgpu.suspend_error}. It is tried again.",)
-    if vgpu.quiesced and vgpu.unheard_ports:
+    if vgpu.unheard_ports:
         ports = ", ".join(map(str, vgpu.unheard_ports))
         return (f"None of its processes listens on port {ports}, so no connection to it resumes the vGPU.",)
     if spec.idle_suspend_ns and spec.oversubscribe is None and mine not in {0, owner}:
