@@ -19,6 +19,7 @@ from vgpu.api.link import Link, open_link
 from vgpu.api.node import Node
 from vgpu.api.options import Changes, Options, Percent, Size
 from vgpu.api.stats import Stats
+from vgpu.api.triggers import Moment
 from vgpu.errors import ErrorCode, VgpuError
 
 extras.need("vgpu.aio", "aio")
@@ -77,8 +78,8 @@ class Vgpu:
     async def resize(self, *, sm: Percent | None = None, mem: Size | None = None, **changes: Unpack[Changes]) -> None:
         await self._call(lambda vgpu: vgpu.resize(sm=sm, mem=mem, **changes))
 
-    async def suspend(self) -> None:
-        await self._call(lambda vgpu: vgpu.suspend())
+    async def suspend(self, *, resume_on: str | Sequence[str] = (), resume_at: Moment | None = None) -> None:
+        await self._call(lambda vgpu: vgpu.suspend(resume_on=resume_on, resume_at=resume_at))
 
     async def resume(self) -> None:
         await self._call(lambda vgpu: vgpu.resume())

@@ -22,6 +22,7 @@ from vgpu.bounds import BoundedRequest
 from vgpu.enums import LeaseChoice, OnServerLoss, Oversubscribe, PriorityName
 from vgpu.errors import MOST_COMPLAINTS, ErrorCode, VgpuError, cleaned, in_plain_words
 from vgpu.protocol import building
+from vgpu.protocol.triggers import CALL, OFF, canonical, in_order
 from vgpu.units import (
     MIB,
     bounds,
@@ -153,13 +154,36 @@ Name = Annotated[str, AfterValidator(_checked_name)]
 Group = Annotated[str, AfterValidator(_checked_group)]
 
 
+def _triggers(value: Any) -> Any:
+    """One trigger or several; ``off``: none."""
+    several = (value,) if isinstance(value, str) else value
+    if not isinstance(several, list | tuple | set | frozenset) or not all(isinstance(one, str) for one in several):
+        return value
+    said = [one for one in several if one.strip().lower() != OFF]
+    if len(said) < len(several) and said:
+        raise ValueError(f"{OFF} means none: leave out the others, or leave out {OFF}")
+    return in_order(map(canonical, said))
+
+
+def _ports_alone(value: tuple[str, ...]) -> tuple[str, ...]:
+    if CALL in value:
+        raise ValueError("an idle vGPU comes back with a CUDA call anyway: give tcp: and a port, as in tcp:8000")
+    return value
+
+
+Triggers = Annotated[tuple[str, ...], BeforeValidator(_triggers)]
+"""``call``, ``tcp:8000``: what resumes a suspended vGPU (``vgpu.protocol.triggers``)."""
+PortTriggers = Annotated[Triggers, AfterValidator(_ports_alone)]
+
+
 RANGES: Final = {"sm_percent": "sm_range_percent", "memory_bytes": "memory_range_bytes"}
 """Sizes that the node may change between two bounds, and the fields of these bounds."""
 
 
 def _without_absent_ranges(fields: dict[str, Any]) -> dict[str, Any]:
     """A node of an older release does not know these fields."""
-    return {name: value for name, value in fields.items() if value is not None or name not in RANGES.values()}
+    newer = {*RANGES.values(), "resume_on"}
+    return {name: value for name, value in fields.items() if value is not None or name not in newer}
 
 
 def _check_order(sm: PercentRange | None, memory: MemoryRange | None) -> None:
@@ -188,6 +212,7 @@ class VgpuSpec(BoundedRequest):
     ``lease``           in temporal mode: beside other light vGPUs, or always by itself.
     ``ttl_ns``          removed that long after creation (None: never).
     ``idle_suspend_ns``  suspended when no program has used it for so long, until one wants to (0: never).
+    ``resume_on``       ports: while it is idle-suspended, a connection to one of them resumes it, too.
     ``share_group``     members of this Unix group may attach, besides the owner.
     ``group``           vGPUs of one owner with this name hold at the same time, each on a GPU of its own.
 
@@ -214,6 +239,7 @@ class VgpuSpec(BoundedRequest):
     name: Name | None = None
     ttl_ns: DurationNs | None = None
     idle_suspend_ns: IdleNs = 0
+    resume_on: PortTriggers = ()
     share_group: Group | None = None
     group: Name | None = None
 
@@ -228,7 +254,10 @@ class VgpuSpec(BoundedRequest):
 
     @model_serializer(mode="wrap")  # with the type of its result, the JSON schema would be that type's
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        return _without_absent_ranges(serialize(self))
+        fields = _without_absent_ranges(serialize(self))
+        if not self.resume_on:
+            fields.pop("resume_on", None)
+        return fields
 
     @model_validator(mode="after")
     def _consistent(self) -> VgpuSpec:
@@ -238,6 +267,10 @@ class VgpuSpec(BoundedRequest):
             raise ValueError(f"a fraction of {self.fraction:g} is less than 1 percent of a GPU")
         self._check_memory()
         self._check_ranges()
+        if self.resume_on and not self.idle_suspend_ns:
+            raise ValueError(
+                "--resume-on is for a vGPU that is suspended when it is idle: give --idle-suspend 10m, too"
+            )
         if self.quota_request_percent is not None and self.quota_request_percent > self.quota_limit_percent:
             asked, limit = self.quota_request_percent, self.quota_limit_percent
             raise ValueError(f"--quota-request {asked:g} is more than --quota-limit {limit:g}")
@@ -351,6 +384,7 @@ class VgpuChanges(BoundedRequest):
     name: Name | None = None
     ttl_ns: DurationNs | None = None
     idle_suspend_ns: IdleNs | None = None
+    resume_on: PortTriggers | None = None
 
     @classmethod
     def parse(cls, **fields: Any) -> VgpuChanges:
@@ -395,6 +429,8 @@ class VgpuChanges(BoundedRequest):
             fields["memory_bytes"] = min(max(spec.memory_bytes or lower, lower), upper)
         elif self.memory_bytes is not None and self.memory_range_bytes is None:
             fields["memory_range_bytes"] = None
+        if self.idle_suspend_ns == 0 and self.resume_on is None:
+            fields["resume_on"] = ()
         return VgpuSpec.parse(**fields)
 
 
@@ -417,6 +453,8 @@ _OPTION: Final = {
     "share_group": "--share-group",
     "ttl_ns": "--ttl",
     "idle_suspend_ns": "--idle-suspend",
+    "resume_on": "--resume-on",
+    "resume_at_unix_s": "--resume-at",
     "period_ns": "--period",
     "window_ns": "--window",
 }
@@ -434,6 +472,8 @@ def as_options(fields: Mapping[str, Any]) -> str:
         option = _OPTION.get(field, f"--{field.replace('_', '-')}")
         if field in RANGES.values():
             said.append(f"{option} {range_text(value, is_size=field.endswith('_bytes'))}")
+        elif field == "resume_on":
+            said += [f"{option} {trigger}" for trigger in value]
         elif field.endswith("_bytes"):
             said.append(f"{option} {format_bytes(int(value)).replace(' ', '')}")
         elif field.endswith("_ns"):

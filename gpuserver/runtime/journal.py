@@ -19,6 +19,7 @@ from gpuserver.core.admission.origin import KEPT, Origin
 from gpuserver.core.admission.registry import Owner, VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState, VgpuIndex
 from gpuserver.core.states.migration import AT_REST, MigrationState
+from gpuserver.core.states.standby import NO_STANDBY, Standby
 from vgpu.bounds import LEAST, MOST_STORED
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Member, Process
@@ -28,7 +29,7 @@ from vgpu.queueing.preempted import Preempted
 from vgpu.spec import VgpuSpec, explain
 from vgpu.trust import replaceable_part
 
-SCHEMA_VERSION: Final = 7
+SCHEMA_VERSION: Final = 8
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS server (
     only_row INTEGER PRIMARY KEY CHECK (only_row = 0),
@@ -54,12 +55,13 @@ CREATE TABLE IF NOT EXISTS vgpu (
     dozing TEXT,
     members TEXT,
     origin TEXT,
-    preempted TEXT
+    preempted TEXT,
+    standby TEXT
 );
 """
 _COLUMNS: Final = (
     "vgpu_id, key, spec, owner_uid, share_gid, created_unix_ns, expires_unix_ns, book, suspended, passage, dozing, "
-    "members, origin, preempted"
+    "members, origin, preempted, standby"
 )
 """By name: those of an older schema come last."""
 EPOCH_RESERVE: Final = 1 << 24
@@ -70,6 +72,7 @@ _BOOK: Final = TypeAdapter(AccountState)
 _PASSAGE: Final = TypeAdapter(MigrationState)
 _ORIGIN: Final = TypeAdapter(Origin)
 _PREEMPTED: Final = TypeAdapter(Preempted)
+_STANDBY: Final = TypeAdapter(Standby)
 _PROCESSES: Final = TypeAdapter(tuple[Process, ...])
 _MEMBERS: Final = TypeAdapter(tuple[Member, ...])
 
@@ -91,7 +94,7 @@ class ServerRow:
 class VgpuRow:
     """One vGPU as the journal has it. ``suspended``: its programs are suspended. ``idle_suspended``: the programs that
     are suspended because the vGPU was idle; it comes back by itself. ``members``: the processes that its broker had
-    admitted. ``preempted``: the request for which the node has suspended it."""
+    admitted. ``preempted``: the request for which the node has suspended it. ``standby``: what resumes it by itself."""
 
     vgpu_id: str
     key: VgpuIndex
@@ -106,6 +109,7 @@ class VgpuRow:
     members: tuple[Member, ...] = ()
     origin: Origin = KEPT
     preempted: Preempted | None = None
+    standby: Standby = NO_STANDBY
 
     @classmethod
     def of(
@@ -119,6 +123,7 @@ class VgpuRow:
         members: tuple[Member, ...] = (),
         origin: Origin = KEPT,
         preempted: Preempted | None = None,
+        standby: Standby = NO_STANDBY,
     ) -> Self:
         return cls(
             record.vgpu_id,
@@ -134,6 +139,7 @@ class VgpuRow:
             members,
             origin,
             preempted,
+            standby,
         )
 
 
@@ -208,6 +214,8 @@ class Journal:
             self._database.execute("ALTER TABLE vgpu ADD COLUMN origin TEXT")
         if "preempted" not in known:  # by schema 6
             self._database.execute("ALTER TABLE vgpu ADD COLUMN preempted TEXT")
+        if "standby" not in known:  # by schema 7
+            self._database.execute("ALTER TABLE vgpu ADD COLUMN standby TEXT")
 
     def close(self) -> None:
         self._database.close()
@@ -263,6 +271,7 @@ class Journal:
                         "members": () if members is None else _MEMBERS.validate_json(members),
                         "origin": KEPT if origin is None else _ORIGIN.validate_json(origin),
                         "preempted": None if preempted is None else _PREEMPTED.validate_json(preempted),
+                        "standby": NO_STANDBY if standby is None else _STANDBY.validate_json(standby),
                     }
                 )
                 for (
@@ -280,6 +289,7 @@ class Journal:
                     members,
                     origin,
                     preempted,
+                    standby,
                 ) in rows
             ]
 
@@ -350,6 +360,7 @@ def _fit(row: VgpuRow) -> tuple[str | int | None, ...]:
         _MEMBERS.dump_json(row.members).decode() if row.members else None,
         None if row.origin == KEPT else _ORIGIN.dump_json(row.origin).decode(),
         None if row.preempted is None else _PREEMPTED.dump_json(row.preempted).decode(),
+        None if row.standby == NO_STANDBY else _STANDBY.dump_json(row.standby).decode(),
     )
     for value in columns:
         if isinstance(value, int) and not LEAST <= value <= MOST_STORED:

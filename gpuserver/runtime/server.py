@@ -36,6 +36,7 @@ from gpuserver.runtime.lifecycle.migration import Migration
 from gpuserver.runtime.lifecycle.removal import Removal
 from gpuserver.runtime.lifecycle.reports import BrokerReports
 from gpuserver.runtime.lifecycle.suspension import Suspension
+from gpuserver.runtime.lifecycle.triggers import Triggers
 from gpuserver.runtime.memory.swapping import Swapping
 from gpuserver.runtime.memory.unmanaged import UnmanagedWatch
 from gpuserver.runtime.memory.watch import MemoryWatch
@@ -146,7 +147,8 @@ class GpuServer:
         removal = Removal(state, self._suspension, self._brokers, self._memory)
         self._creations = Creations(state, self._memory, self._brokers, self._swapping, self._suspension, removal)
         self._migration = Migration(state, self._suspension, self._brokers, self._creations, removal)
-        self._dozing = IdleSuspension(state, self._suspension)
+        self._triggers = Triggers(state, self._suspension)
+        self._dozing = IdleSuspension(state, self._suspension, self._triggers)
         self._housekeeping = Housekeeping(state, self._gpu, self._swapping, self._memory, self._migration, removal)
         self._control = Control(
             state,
@@ -154,6 +156,7 @@ class GpuServer:
             brokers=self._brokers,
             swapping=self._swapping,
             suspension=self._suspension,
+            triggers=self._triggers,
             removal=removal,
             creations=self._creations,
             migration=self._migration,
@@ -180,6 +183,7 @@ class GpuServer:
             self._swapping.run,
             self._swapping.grow_ahead,
             self._dozing.run,
+            self._triggers.run,
             partial(self._mps.run, lambda: state.mode is Mode.SPATIAL),
             self._housekeeping.run,
             self._brokers.template.keep,
@@ -224,7 +228,7 @@ class GpuServer:
         for row in rows:
             vgpu = state.enlist(state.registry[row.vgpu_id], row.book, passage=row.passage, quiesced=row.suspended)
             vgpu.idle_suspended, vgpu.written, vgpu.origin = row.idle_suspended, True, row.origin
-            vgpu.returning, vgpu.preempted = row.members, row.preempted
+            vgpu.returning, vgpu.preempted, vgpu.standby = row.members, row.preempted, row.standby
             vgpu.broker = self._found.get(row.vgpu_id, NO_PROCESS)
             if row.passage.next_step is Step.ASK:
                 start_soon(self._migration.settle, vgpu)

@@ -15,6 +15,7 @@ from gpuserver.core.admission.origin import KEPT, Origin
 from gpuserver.core.admission.registry import VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState, ServiceTotals
 from gpuserver.core.states.migration import AT_REST, MigrationState
+from gpuserver.core.states.standby import NO_STANDBY, Standby
 from gpuserver.device.base import GpuFacts
 from gpuserver.runtime.journal import VgpuRow
 from vgpu.enums import OnServerLoss, Oversubscribe
@@ -174,6 +175,16 @@ class Vgpu:
     """Why it could not be suspended or resumed by itself."""
     preempted: Preempted | None = None
     """The request for which the node has suspended it. None while its programs run."""
+    standby: Standby = NO_STANDBY
+    """What resumes it by itself, while it is suspended."""
+    starting: int = 0
+    """So many new processes wait at the broker until it is resumed."""
+    connected_port: int = 0
+    """While it is suspended: to this port there is a connection that was not there before; 0: there is none."""
+    unheard_ports: tuple[int, ...] = ()
+    """While it is suspended: ports of its triggers on which none of its processes listens."""
+    expected: bool = False
+    """Its memory comes back to the card before a program wants it."""
     swapped_out: bool = False
     """Its memory may be in the host's, so it gets no leases."""
     driver_bytes: dict[int, int] | None = None
@@ -414,6 +425,7 @@ class Vgpu:
             members=(*self.members.values(), *back),
             origin=self.origin,
             preempted=self.preempted,
+            standby=self.standby,
         )
 
     @property

@@ -6,7 +6,9 @@ import asyncio
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
 import anyio
@@ -37,8 +39,11 @@ def test_verbs(node: SimulatedNode, run: Run) -> None:
             assert (await v.run(PRINT_ID)).stdout.decode().strip() == v.id
             await v.resize(sm=20)
             assert (await v.stats()).guarantee_ratio == pytest.approx(0.2)
-            await v.suspend()
+            await v.suspend(resume_at=timedelta(hours=1))
+            assert (await v.stats()).reading["resume_at_unix_s"] > time.time() + 3000
             await v.resume()
+            with pytest.raises(vgpu.VgpuError, match="listens on port 1,"):
+                await v.suspend(resume_on=["call", "tcp:1"])
             assert [one.id for one in await vgpu.aio.list()] == [v.id]
             assert (await vgpu.aio.connect("a")).id == v.id
             async with await v.open_process(PRINT_ID, stdin=subprocess.DEVNULL) as process:

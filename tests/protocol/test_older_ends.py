@@ -10,7 +10,7 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.claims import Claim
 from vgpu.protocol.hello import Request
 from vgpu.protocol.messages import Create, Forward, MigrateIn, Set, Suspend, VgpuList
-from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION, QUEUE_SINCE, RANGES_SINCE
+from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION, QUEUE_SINCE, RANGES_SINCE, TRIGGERS_SINCE
 from vgpu.queueing.preempted import Preempted
 from vgpu.spec import VgpuChanges, VgpuSpec
 
@@ -42,7 +42,7 @@ def arrival(spec: VgpuSpec) -> MigrateIn:
 PLAIN: list[tuple[Request, str, set[str]]] = [
     (Create(spec=SPEC), "spec", {"request_id", "lifetime", "wait"}),
     (Set(vgpu="first", changes=VgpuChanges(sm_percent=40)), "changes", set()),
-    (arrival(SPEC), "spec", {"origin", "preempted"}),
+    (arrival(SPEC), "spec", {"origin", "preempted", "standby"}),
 ]
 
 
@@ -109,6 +109,25 @@ def test_a_node_that_knows_no_pods_gets_none() -> None:
     assert "pods" not in Create(spec=SPEC, claim=Claim("dra", "u")).said_to(PROTOCOL_VERSION)["claim"]
 
 
+def test_an_older_end_gets_no_triggers() -> None:
+    plain, before = Suspend(vgpu="first"), TRIGGERS_SINCE - 1
+    assert plain.said_to(before).keys() == {"op", "id", "vgpu", "preempted"}
+    assert "standby" not in arrival(SPEC).said_to(before)
+    waking = VgpuSpec.parse(sm_percent=30, memory_bytes="2G", idle_suspend_ns="1m", resume_on="tcp:8000")
+    for request_ in (
+        Suspend(vgpu="first", resume_on=("call",)),
+        Suspend(vgpu="first", resume_at_unix_s=5.0),
+        Create(spec=waking),
+        Set(vgpu="first", changes=VgpuChanges.parse(resume_on="tcp:8000")),
+        arrival(waking),
+    ):
+        assert type(request_).model_validate(request_.said_to(TRIGGERS_SINCE)) == request_
+        with pytest.raises(VgpuError, match="no --resume-on") as refused:
+            request_.said_to(before)
+        assert refused.value.code is ErrorCode.VERSION
+    assert "resume_on" not in SPEC.model_dump()
+
+
 RANGED = VgpuSpec.parse(sm_percent="20..60", memory_bytes="2G..4G")
 WITH_BOUNDS: list[Request] = [
     Create(spec=RANGED),
@@ -131,6 +150,7 @@ def test_without_bounds_an_older_end_gets_what_it_knows() -> None:
     """It refuses fields that it does not know, and so do the journal and readings of an older release."""
     for request_, part, _ in PLAIN:
         assert not any("range" in name or name == "scaling" for name in request_.said_to(RANGES_SINCE - 1)[part])
+        assert "resume_on" not in request_.said_to(TRIGGERS_SINCE - 1)[part]
     assert "scaling" not in Set(vgpu="first", changes=VgpuChanges(sm_percent=40)).said_to(PROTOCOL_VERSION)
     assert not any("range" in name for name in SPEC.model_dump())
 

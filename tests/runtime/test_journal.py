@@ -15,6 +15,7 @@ import pytest
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.states.migration import AT_REST, MigrationState
+from gpuserver.core.states.standby import NO_STANDBY, Standby
 from gpuserver.runtime.journal import EPOCH_RESERVE, Journal, ServerRow, VgpuRow
 from vgpu.enums import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
@@ -39,7 +40,14 @@ def rows(count: int) -> list[VgpuRow]:
         book = BOOK if n % 2 else None
         members = (Member(n, Process(7, 8), 1000, "a"), Member(63, Process(9, 1), alive=False)) if n % 2 else ()
         preempted = Preempted(7, "r", PriorityName.HIGH, 5.5) if n % 3 == 2 else None
-        more = {"preempted": preempted, "passage": passage, "idle_suspended": idle_suspended, "members": members}
+        standby = Standby(("call", "tcp:8000"), 5.5, (1, (1 << 63) - 1)) if n % 3 == 2 else NO_STANDBY
+        more = {
+            "preempted": preempted,
+            "standby": standby,
+            "passage": passage,
+            "idle_suspended": idle_suspended,
+            "members": members,
+        }
         made.append(VgpuRow.of(record, book, suspended=n % 3 == 2, **more))  # type: ignore[arg-type]
     return made
 
@@ -198,6 +206,7 @@ def test_a_journal_of_the_first_schema_is_read_on(path: Path, journal: Journal) 
         raw.execute("ALTER TABLE vgpu DROP COLUMN passage")
         raw.execute("ALTER TABLE vgpu DROP COLUMN dozing")
         raw.execute("ALTER TABLE vgpu DROP COLUMN preempted")
+        raw.execute("ALTER TABLE vgpu DROP COLUMN standby")
         raw.execute("UPDATE server SET schema_version = 1")
     known = [replace(row, passage=AT_REST) for row in rows(2)]
     assert begun(path) == (replace(server, generation=2, next_epoch=77 + EPOCH_RESERVE), known)
@@ -215,7 +224,7 @@ def test_a_journal_of_a_newer_release_is_left_alone(path: Path, column: str) -> 
     with pytest.raises(VgpuError) as refused:
         begun(path)
     assert refused.value.code is ErrorCode.VERSION
-    assert refused.value.message == f"{path} was written by a newer release (schema 99, this one knows 7)"
+    assert refused.value.message == f"{path} was written by a newer release (schema 99, this one knows 8)"
     assert refused.value.hint == "install that release again, or a newer one"
     assert path.read_bytes() == before
 

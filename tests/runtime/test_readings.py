@@ -86,7 +86,9 @@ def test_what_cannot_be_suspended_is_told_before_it_is_idle(monkeypatch: pytest.
         spec = VgpuSpec.parse(sm_percent=30, memory_bytes="1G", idle_suspend_ns=idle, **fields)
         record = SimpleNamespace(spec=spec, owner=Owner(uid))
         return " ".join(
-            warnings_when_idle(cast(Vgpu, SimpleNamespace(record=record, suspend_error=unmoved, idle_suspended=())))
+            warnings_when_idle(
+                cast(Vgpu, SimpleNamespace(record=record, suspend_error=unmoved, quiesced=False, unheard_ports=()))
+            )
         )
 
     monkeypatch.setattr(readings.os, "geteuid", lambda: 1000)
@@ -104,7 +106,7 @@ def test_who_has_more_than_its_limit_is_told_so_until_it_has_not() -> None:
         spec = VgpuSpec.parse(sm_percent=30, memory_bytes=limit)
         record = Registry(GpuCapacity(16 << 30, 132), Mode.TEMPORAL).create("a", spec, Owner(os.geteuid()), 0)
         vgpu = SimpleNamespace(
-            record=record, used_bytes=used_mib << 20, suspend_error="", idle_suspended=(), swaps=False
+            record=record, used_bytes=used_mib << 20, suspend_error="", quiesced=False, unheard_ports=(), swaps=False
         )
         return warnings_on(cast(Vgpu, vgpu), [record], "", "")
 

@@ -8,6 +8,7 @@ import pwd
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import closing
 
@@ -97,7 +98,12 @@ def test_a_label_is_the_command_line_of_the_first_program(vgpu: VgpuStatus) -> N
 def test_a_vgpu_is_changed_suspended_resumed_moved(api: httpx.Client, vgpu: VgpuStatus) -> None:
     changed = api.patch("vgpus/over-http", json={"sm_percent": 40, "memory_bytes": "2G"}).json()
     assert (changed["guarantee_ratio"], changed["memory_limit_bytes"]) == (0.4, 2 << 30)
-    assert api.post("vgpus/over-http/suspend").json()["state"] == "suspended"
+    at = time.time() + 3600
+    answer = api.post("vgpus/over-http/suspend", params={"resume_at_unix_s": at}).json()
+    assert (answer["state"], answer["resume_at_unix_s"]) == ("suspended", at)
+    for triggers, says in ((["call", "tcp:1"], "listens on port 1,"), (["udp:80"], "is no trigger")):
+        answered = api.post("vgpus/over-http/suspend", params={"resume_on": triggers})
+        assert says in refused(answered, 400, ErrorCode.INVALID)
     assert api.post("vgpus/over-http/resume").json()["state"] == "idle"
     assert api.post("vgpus/over-http/migrate?gpu=1").json()["gpu_index"] == 1
 

@@ -13,6 +13,7 @@ from vgpu.api import programs
 from vgpu.api.link import Link, Reading, open_link
 from vgpu.api.options import Changes, Percent, Size, fields_of
 from vgpu.api.stats import Stats
+from vgpu.api.triggers import Moment, triggers_of
 from vgpu.errors import ErrorCode, VgpuError
 
 _GONE = frozenset({ErrorCode.NOT_FOUND, ErrorCode.REMOVED, ErrorCode.UNREACHABLE})
@@ -96,9 +97,12 @@ class Vgpu:
             raise VgpuError(ErrorCode.INVALID, "nothing to change", 'resize(sm=50, mem="16G")')
         self._change("set", changes=wanted)
 
-    def suspend(self) -> None:
-        """Pause its programs and free their GPU memory. Temporal mode."""
-        self._change("suspend")
+    def suspend(self, *, resume_on: str | Sequence[str] = (), resume_at: Moment | None = None) -> None:
+        """Pause its programs and free their GPU memory. Temporal mode. Without a trigger it stays so until ``resume``.
+
+        ``resume_on``: ``call`` (a CUDA call of one of its programs), ``tcp:8000`` (a connection to that port), or
+        several. ``resume_at``: ``90m``, ``08:30``, a ``datetime``, a ``timedelta``, or seconds since 1970."""
+        self._change("suspend", **triggers_of(resume_on, resume_at, self._open_link))
 
     def resume(self) -> None:
         """Bring it back."""

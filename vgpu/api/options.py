@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypedDict
 
 Size = int | str
@@ -24,7 +24,7 @@ _FIELDS: Final = {
 
 class Changes(TypedDict, total=False):
     """Options that ``Vgpu.resize`` takes, besides ``sm`` and ``mem``. ``ttl``, ``idle_suspend``: a text such as ``8h``,
-    or nanoseconds."""
+    or nanoseconds. ``resume_on``: ``tcp:8000``, or several; ``off``: none."""
 
     mem_limit: Size
     mem_per_process: Size
@@ -38,6 +38,7 @@ class Changes(TypedDict, total=False):
     name: str
     ttl: int | str
     idle_suspend: int | str
+    resume_on: str | Sequence[str]
 
 
 class Options(TypedDict, total=False):
@@ -56,6 +57,7 @@ class Options(TypedDict, total=False):
     on_server_loss: Literal["block", "error", "run"]
     ttl: int | str
     idle_suspend: int | str
+    resume_on: str | Sequence[str]
     share_group: str
     group: str
 
@@ -73,6 +75,9 @@ def words_of(options: Mapping[str, Any]) -> list[str]:
     words = []
     for name, value in options.items():
         if value is None or value is False:
+            continue
+        if name == "resume_on" and not isinstance(value, str):
+            words += [word for one in value for word in ("--resume-on", str(one))]
             continue
         words.append(f"--{name.replace('_', '-')}")
         if value is not True:

@@ -62,6 +62,10 @@ class _Slot:
     state: SlotState
 
 
+class Asleep(Refused):
+    """The vGPU is suspended. The process may be let in once it is resumed."""
+
+
 class IllegalMove(Exception):
     """Our own fault: a slot was asked to do what its state does not allow. Nothing was changed."""
 
@@ -163,7 +167,7 @@ class Admissions:
             self._take(attach.slot, peer.process)
             return Admission(attach.slot, known=False, found=True)
         if vgpu.suspended and attach.slot < 0:  # a process that had a slot in a lost page must be found again
-            return Refused(
+            return Asleep(
                 code="unavailable", error=f"{vgpu.vgpu_id} is suspended; vgpuctl resume {vgpu.vgpu_id} brings it back"
             )
         # A process that held a slot in a page that is lost (server and broker died together) gets its number again.

@@ -31,7 +31,7 @@ from cython_ext.pages.activitypage import ActivityPage
 from cython_ext.pages.grantspage import GrantsPage
 from cython_ext.pages.relaypage import RelayPage
 from cython_ext.relay.relay import Relay
-from vgpu.broker.core import Admission, Admissions, company, foreign, gpu_full, is_foreign, may_attach
+from vgpu.broker.core import Admission, Admissions, Asleep, company, foreign, gpu_full, is_foreign, may_attach
 from vgpu.broker.ownsockets import OwnSockets, Serve
 from vgpu.broker.places import has_place
 from vgpu.errors import VgpuError, cleaned
@@ -59,6 +59,7 @@ from vgpu.protocol.broker import (
     Reaped,
     Refused,
     Register,
+    Starting,
     Stop,
 )
 from vgpu.protocol.codec import MAX_HOOK_BYTES, MAX_REQUEST_ITEMS, ProtocolError
@@ -73,6 +74,8 @@ RESTART_S: Final = 10.0
 PODS_S: Final = 7.0
 """For so long a process waits for its pod to be named: the driver of Kubernetes asks the API server. The hook waits for
 ``VGPU_PATIENCE_S`` of cython_ext/hook/connect.h, and so has the answer."""
+RESUME_S: Final = PODS_S
+"""For so long a new process waits until its suspended vGPU is resumed."""
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
 NOTED_S: Final = 1.0
 """A server notes an admission within milliseconds. A server that is held up for longer notes it later. If this broker
@@ -141,6 +144,8 @@ class Broker:
         self._noted: dict[tuple[int, Process], trio.Event] = {}
         self._confirmed: set[int] = set()
         """Slots whose processes have the current pages."""
+        self._starting = 0
+        """How many new processes wait until the vGPU is resumed."""
         self._own_sockets = OwnSockets(door, self._waiting, self._may_attach, self._receive, self._say)
         self._epoch = 0
 
@@ -230,6 +235,7 @@ class Broker:
             self._link = link
             await link.send(Listening().model_dump())
             await self._tell_awaited()
+            await self._tell(Starting(processes=self._starting))
             for slot, _ in self._admissions.held():
                 await self._tell(self._reports[slot])
             for slot, process in self._admissions.dead():
@@ -424,6 +430,19 @@ class Broker:
             await self._tell_awaited()
         return foreign(place, self._vgpu) if is_foreign(place, self._vgpu) else None
 
+    async def _be_resumed(self, patience: trio.CancelScope) -> None:
+        """A new process waits until the server has resumed the vGPU, for ``RESUME_S``."""
+        patience.deadline = trio.current_time() + RESUME_S + ATTACH_S
+        self._starting += 1
+        try:
+            await self._tell(Starting(processes=self._starting))
+            with trio.move_on_after(RESUME_S):
+                while self._vgpu is not None and self._vgpu.suspended:
+                    await self._described.wait()
+        finally:
+            self._starting -= 1
+        await self._tell(Starting(processes=self._starting))
+
     async def _tell_awaited(self) -> None:
         await self._tell(Awaits(pods=tuple(sorted(self._awaited))))
 
@@ -445,6 +464,9 @@ class Broker:
                 await self._report_closed(peer.process.pid, peer.uid, refused.error, foreign=True)
                 return
         decision = await self._decide(attach, peer, self._vgpu, mounted=mounted)
+        if isinstance(decision, Asleep) and self._vgpu.wakes:
+            await self._be_resumed(patience)
+            decision = await self._decide(attach, peer, self._vgpu, mounted=mounted)
         if isinstance(decision, Refused):
             await stream.send(decision.model_dump())
             return

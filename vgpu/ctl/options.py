@@ -105,6 +105,10 @@ IdleSuspend = Annotated[
     str | None,
     typer.Option(metavar="TIME", help="Suspend it when idle for so long, as in 10m, until it is used; off: never."),
 ]
+ResumeOn = Annotated[
+    list[str] | None,
+    typer.Option(metavar="TRIGGER", help="While it is idle-suspended, resume it on a connection, as in tcp:8000; off."),
+]
 OversubscribeOption = Annotated[
     Oversubscribe | None,
     typer.Option(help="Allow more memory than the card has left: we swap between tokens, or the driver pages."),
@@ -171,6 +175,7 @@ def _wanted(
     name: Name = None,
     ttl: Ttl = None,
     idle_suspend: IdleSuspend = None,
+    resume_on: ResumeOn = None,
     overcommit: Annotated[bool, typer.Option("--overcommit", help=OVERCOMMIT)] = False,
     oversubscribe: OversubscribeOption = None,
     lease: LeaseOption = None,
@@ -195,6 +200,7 @@ def _wanted(
         name=name,
         ttl_ns=ttl,
         idle_suspend_ns=idle_suspend,
+        resume_on=resume_on or None,
         overcommit=overcommit,
         oversubscribe=oversubscribe,
         lease=lease,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -192,6 +192,7 @@ def inspect(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
 
 def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
     """The facts about a vGPU, by name."""
+    from vgpu.protocol.triggers import awaited
     from vgpu.units import counted, format_bytes, format_duration
 
     vgpu, gpu = detail.vgpu, detail.gpu
@@ -209,7 +210,8 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         **({"lifetime": f"ends with process {vgpu.asker_pid}"} if vgpu.lifetime == "process" else {}),
         "priority": vgpu.spec.priority,
         "group": vgpu.spec.group or "none",
-        "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "stays on the GPU",
+        "when idle": f"suspended after {format_duration(idle_ns)}{_also(vgpu)}" if idle_ns else "stays on the GPU",
+        **({"resumes on": until} if (until := awaited(vgpu.resume_on, vgpu.resume_at_unix_s)) else {}),
         "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {_tokens(vgpu)}",
         **({"lease": _lease(vgpu)} if vgpu.mode == "temporal" and vgpu.demand_ratio else {}),
         **_moving(vgpu),
@@ -219,6 +221,14 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "refused": f"{refused}, the last of {last}" if vgpu.memory_refusals else "no allocation",
         "owner": f"uid {vgpu.owner_uid}" + (f", group {vgpu.spec.share_group}" if vgpu.spec.share_group else ""),
     }
+
+
+def _also(vgpu: VgpuStatus) -> str:
+    """What resumes it by itself, besides a CUDA call."""
+    from vgpu.protocol.triggers import awaited
+
+    ports = awaited(vgpu.spec.resume_on, None)
+    return f", until a CUDA call or {ports}" if ports else ""
 
 
 def _scaling(vgpu: VgpuStatus) -> dict[str, str]:
@@ -326,6 +336,7 @@ def set_(
     name: options.Name = None,
     ttl: options.Ttl = None,
     idle_suspend: options.IdleSuspend = None,
+    resume_on: options.ResumeOn = None,
     lease: options.LeaseOption = None,
     on_server_loss: options.LossOption = None,
     form: OutputOption = Output.TABLE,
@@ -352,6 +363,7 @@ def set_(
         name=name,
         ttl=ttl,
         idle_suspend=idle_suspend,
+        resume_on=resume_on,
         lease=lease,
         on_server_loss=on_server_loss,
     )
@@ -413,15 +425,32 @@ def changes_of(**given: object) -> VgpuChanges:
         "ttl": "ttl_ns",
         "idle_suspend": "idle_suspend_ns",
     }
+    given["resume_on"] = given.get("resume_on") or None  # an option that may be repeated is never None
     changes = VgpuChanges.parse(**{fields.get(option, option): value for option, value in given.items()})
     if not changes.model_fields_set:
         raise VgpuError(ErrorCode.INVALID, "nothing to change", "vgpuctl set VGPU --sm 50 --mem 16G")
     return changes
 
 
-def suspend(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
-    """Pause a vGPU's programs and free their GPU memory. Temporal mode."""
-    _move(vgpu, form, "suspend", "its memory goes to the host")
+def suspend(
+    vgpu: VgpuArgument,
+    resume_on: Annotated[
+        list[str] | None,
+        typer.Option(metavar="TRIGGER", help="call: a CUDA call resumes it; tcp:8000: a connection. May be repeated."),
+    ] = None,
+    resume_at: Annotated[
+        str | None, typer.Option(metavar="TIME", help="As in 90m, 08:30 or 2027-01-31T08:30; local time.")
+    ] = None,
+    form: OutputOption = Output.TABLE,
+) -> None:
+    """Pause a vGPU's programs and free their GPU memory. Temporal mode.
+
+    The first trigger resumes it; without one it stays suspended until vgpuctl resume.
+    """
+    from vgpu.protocol.triggers import moment_of
+
+    at_unix_s = None if resume_at is None else moment_of(resume_at)
+    _move(vgpu, form, "suspend", "its memory goes to the host", triggers=resume_on or (), at_unix_s=at_unix_s)
 
 
 def resume(vgpu: VgpuArgument, form: OutputOption = Output.TABLE) -> None:
@@ -440,7 +469,15 @@ def migrate(
     _move(vgpu, form, "migrate", f"it moves to GPU {gpu}", gpu)
 
 
-def _move(vgpu: str, form: Output, how: str, meanwhile: str, gpu: str = "") -> None:
+def _move(
+    vgpu: str,
+    form: Output,
+    how: str,
+    meanwhile: str,
+    gpu: str = "",
+    triggers: Sequence[str] = (),
+    at_unix_s: float | None = None,
+) -> None:
     from vgpu.node.link import ControlLink
 
     sample = None if how == "migrate" else progress.Move(vgpu, away=how == "suspend")
@@ -449,7 +486,7 @@ def _move(vgpu: str, form: Output, how: str, meanwhile: str, gpu: str = "") -> N
             if how == "migrate":
                 changed = node.migrate(vgpu, gpu)
             else:
-                changed = node.suspend(vgpu) if how == "suspend" else node.resume(vgpu)
+                changed = node.suspend(vgpu, triggers, at_unix_s) if how == "suspend" else node.resume(vgpu)
         _print_changed(node, how, changed, form)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TypeVar
 from uuid import uuid4
@@ -130,9 +130,13 @@ class ControlLink(BlockingLink):
         """The last reading of the removed vGPU."""
         return self._ask(Remove(vgpu=vgpu, force=force), VgpuStatus)
 
-    def suspend(self, vgpu: str) -> VgpuStatus:
-        """``mode``, ``in-use`` or ``unavailable``: its programs go on."""
-        return self._ask(Suspend(vgpu=vgpu), VgpuStatus)
+    def suspend(self, vgpu: str, resume_on: Sequence[str] = (), resume_at_unix_s: float | None = None) -> VgpuStatus:
+        """``invalid``: a trigger that can never be; ``mode``, ``in-use`` or ``unavailable``: its programs go on."""
+        try:
+            request = Suspend(vgpu=vgpu, resume_on=tuple(resume_on), resume_at_unix_s=resume_at_unix_s)
+        except ValidationError as error:
+            raise VgpuError(ErrorCode.INVALID, explain(error), "vgpuctl suspend --help") from error
+        return self._ask(request, VgpuStatus)
 
     def resume(self, vgpu: str) -> VgpuStatus:
         """``no-room`` or ``unavailable``: it stays suspended."""

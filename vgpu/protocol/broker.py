@@ -151,6 +151,15 @@ class Awaits(Message):
     pods: tuple[str, ...]
 
 
+class Starting(Message):
+    """So many new processes wait at the broker of a suspended vGPU until it is resumed. Each such message has all of
+    them."""
+
+    since: ClassVar[int] = 7
+    op: Literal["starting"] = "starting"
+    processes: int
+
+
 class Closed(Message):
     """The broker closed a hook's link, for a reason that the operator should know. ``foreign``: the process is in no
     pod of the vGPU's claim."""
@@ -163,7 +172,7 @@ class Closed(Message):
 
 
 FromBroker = Annotated[
-    Register | Listening | Attached | Died | Reaped | Look | Awaits | Closed, Field(discriminator="op")
+    Register | Listening | Attached | Died | Reaped | Look | Awaits | Starting | Closed, Field(discriminator="op")
 ]
 FROM_BROKER: TypeAdapter[FromBroker] = TypeAdapter(FromBroker)
 
@@ -178,7 +187,8 @@ class Adopt(Message):
     swapped, a fourth does: its owner's store.
     ``key``: the vGPU's entry in the relay page. ``share_gid``: group that may attach besides the owner, −1: none.
     ``sm_planned``, ``memory_planned_bytes``: the limits of its processes in MPS, 0: none. ``most_processes``: of all
-    vGPUs of the GPU together, 0: no limit. ``suspended``: the broker admits no new process.
+    vGPUs of the GPU together, 0: no limit. ``suspended``: the broker admits no new process. ``wakes``:
+    a new process resumes the suspended vGPU, and waits for that.
     ``processes``: all that have a slot of the page, for a broker that has just begun; what the page itself says of
     slots, a tenant may have written. ``returning``: processes of a page that is lost, from the journal; they may come
     back. ``places``: of the ``most_processes``, those that are kept for each vGPU of the GPU (key, count).
@@ -206,6 +216,7 @@ class Adopt(Message):
     memory_planned_bytes: int = 0
     most_processes: int = 0
     suspended: bool = False
+    wakes: bool = False
     processes: tuple[Attached, ...] = ()
     returning: tuple[Attached, ...] = ()
     places: tuple[tuple[int, int], ...] = ()

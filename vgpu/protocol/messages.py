@@ -43,9 +43,10 @@ from vgpu.protocol.versions import (
     QUEUE_SINCE,
     RANGES_SINCE,
     REQUEST_IDS_SINCE,
+    TRIGGERS_SINCE,
 )
 from vgpu.queueing.preempted import Preempted
-from vgpu.spec import DurationNs, Memory, Percent, PeriodNs, VgpuChanges, VgpuSpec, WindowNs
+from vgpu.spec import DurationNs, Memory, Percent, PeriodNs, Triggers, VgpuChanges, VgpuSpec, WindowNs
 
 ModeName = Literal["temporal", "spatial"]
 ModeChoice = Literal["auto", "temporal", "spatial"]
@@ -53,6 +54,7 @@ ModeChoice = Literal["auto", "temporal", "spatial"]
 
 Lifetime = Literal["kept", "process"]
 RequestId = Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9._-]*$")]
+UnixS = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
 TRACE_LEAST_NS: Final = 100_000_000
 TRACE_MOST_NS: Final = 300_000_000_000
 TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
@@ -79,6 +81,16 @@ def _refuse_ranges(scales: bool, version: int) -> None:
         raise VgpuError(
             ErrorCode.VERSION,
             "this node, or its GPU Server, is of an older release, which knows one size and no bounds (20..60)",
+            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+        )
+
+
+def _refuse_triggers(triggers: tuple[str, ...] | None, version: int, at_unix_s: float | None = None) -> None:
+    """``VgpuError`` (version): a node of that version would not know what resumes the vGPU by itself."""
+    if (triggers or at_unix_s is not None) and version < TRIGGERS_SINCE:
+        raise VgpuError(
+            ErrorCode.VERSION,
+            "this node, or its GPU Server, is of an older release, which has no --resume-on and no --resume-at",
             "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
         )
 
@@ -127,6 +139,7 @@ class Create(Request):
 
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.spec.scales, version)
+        _refuse_triggers(self.spec.resume_on, version)
         if self.owner_uid is not None and version < OWNERS_SINCE:
             raise VgpuError(
                 ErrorCode.VERSION,
@@ -202,6 +215,7 @@ class Set(Request):
 
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.changes.scales, version)
+        _refuse_triggers(self.changes.resume_on, version)
         if version >= LEASES_SINCE:
             return super().said_to(version)
         return self.model_dump(mode="json", exclude=_newer_part("changes", self.changes.lease, None))
@@ -219,22 +233,32 @@ class Remove(Request):
 class Suspend(Request):
     """Suspend the programs of a vGPU, and give their GPU memory to others → ``VgpuStatus``. It takes as long as the
     move of their memory to the host. ``preempted``: the node asks, for a request of higher priority, and resumes the
-    vGPU later. The node takes the field out of what a peer sends."""
+    vGPU later. The node takes the field out of what a peer sends.
+
+    ``resume_on``, ``resume_at_unix_s``: the first of these triggers resumes the vGPU (``vgpu.protocol.triggers``);
+    without one it stays suspended until ``Resume``. Refused (invalid): a port on which none of its processes listens,
+    a time that is past. On a suspended vGPU they replace the triggers that it had."""
 
     op: Literal["suspend"] = "suspend"
     vgpu: str
     preempted: Preempted | None = None
+    resume_on: Triggers = ()
+    resume_at_unix_s: UnixS | None = None
 
     def said_to(self, version: int) -> dict[str, Any]:
-        if version >= QUEUE_SINCE:
+        if version >= TRIGGERS_SINCE:
             return super().said_to(version)
+        _refuse_triggers(self.resume_on, version, self.resume_at_unix_s)
+        newer = {"resume_on", "resume_at_unix_s"}
+        if version >= QUEUE_SINCE:
+            return self.model_dump(mode="json", exclude=newer)
         if self.preempted is not None:
             raise VgpuError(
                 ErrorCode.VERSION,
                 "this GPU Server is of an older release, which does not know that a vGPU is preempted",
                 "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
             )
-        return self.model_dump(mode="json", exclude={"preempted"})
+        return self.model_dump(mode="json", exclude={"preempted", *newer})
 
 
 class Resume(Request):
@@ -260,7 +284,8 @@ class MigrateIn(Request):
     ``gpuserver.core.states.migration``. ``generation``, ``next_epoch``: the last ones of its hooks; a hook accepts only
     larger ones. ``book``: its account. ``gpu_name``: of the GPU that it comes from, ``source``. ``owned_bytes``: the
     memory that it has there; ``excess_bytes``: the part of it beyond its promise. ``origin``: for which process or
-    request it was made (``gpuserver.core.admission.origin``). ``preempted``: for which request it was suspended."""
+    request it was made (``gpuserver.core.admission.origin``). ``preempted``: for which request it was suspended.
+    ``standby``: what resumes it by itself (``gpuserver.core.states.standby``)."""
 
     op: Literal["arrive"] = "arrive"
     vgpu: str
@@ -283,14 +308,21 @@ class MigrateIn(Request):
     trial: bool = False
     origin: dict[str, Any] | None = None
     preempted: Preempted | None = None
+    standby: dict[str, Any] | None = None
 
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.spec.scales, version)
-        if version >= QUEUE_SINCE:
+        _refuse_triggers(self.spec.resume_on, version)
+        if version >= TRIGGERS_SINCE:
             return super().said_to(version)
-        if version >= REQUEST_IDS_SINCE:  # there it stays suspended until a person resumes it
-            return self.model_dump(mode="json", exclude={"preempted"})
-        newer = {"origin": True, "preempted": True} | _newer_part("spec", self.spec.lease, LeaseChoice.AUTO)
+        # There it stays suspended until a person resumes it.
+        if version >= QUEUE_SINCE:
+            return self.model_dump(mode="json", exclude={"standby"})
+        if version >= REQUEST_IDS_SINCE:
+            return self.model_dump(mode="json", exclude={"preempted", "standby"})
+        newer = {"origin": True, "preempted": True, "standby": True} | _newer_part(
+            "spec", self.spec.lease, LeaseChoice.AUTO
+        )
         return self.model_dump(mode="json", exclude=newer)
 
 
@@ -476,6 +508,8 @@ class VgpuStatus(Reading):
     ]
     reason: Line = ""  # of "failed", and of anything worth a remark
     preempted: Preempted | None = None  # suspended by the node for a request of higher priority
+    resume_on: tuple[str, ...] = ()  # while it is suspended: call, tcp:PORT; the first of them resumes it
+    resume_at_unix_s: float | None = None  # … or this time
     owner_uid: int
     spec: KnownSpec
     created_unix_s: float

@@ -13,6 +13,7 @@ from typing import Final
 
 from vgpu.enums import Oversubscribe
 from vgpu.protocol.messages import GpuStatus
+from vgpu.protocol.triggers import awaited
 from vgpu.protocol.usage import Finding
 from vgpu.units import GIB, MIB, counted, format_bytes, format_duration
 from vgpu.usage.account import SECOND_NS
@@ -81,6 +82,9 @@ def _stopped(facts: Facts) -> Finding | None:
         case "suspended" if vgpu.preempted is not None:
             text = f"It was {vgpu.preempted.reason}. Its programs stand still until then."
             return Finding(cause=Cause.SUSPENDED, text=text, command="vgpuctl queue")
+        case "suspended" if until := awaited(vgpu.resume_on, vgpu.resume_at_unix_s):
+            text = f"A user suspended it until {until}. Its programs stand still until then."
+            return Finding(cause=Cause.SUSPENDED, text=text, command=f"vgpuctl resume {name}")
         case "suspended":
             size = f"{_percent(facts.promised)} of {facts.here} and {format_bytes(vgpu.memory_limit_bytes)}"
             text = f"A user suspended it: its programs stand still. Others may be promised its {size} meanwhile."

@@ -265,9 +265,17 @@ def api(control_socket: Path, feed: Feed, timelines: Timelines, engine: str = ""
         return await node(Why(vgpu=ref), WhyReport)
 
     @router.post("/vgpus/{ref}/suspend", tags=["vGPUs"])
-    async def suspend(ref: str) -> VgpuStatus:
+    async def suspend(
+        ref: str,
+        resume_on: Annotated[tuple[str, ...], Query(description="call, or tcp: and a port; several are allowed.")] = (),
+        resume_at_unix_s: Annotated[float | None, Query(description="A time, in seconds since 1970.")] = None,
+    ) -> VgpuStatus:
         """As `vgpuctl suspend`: takes as long as its memory takes to the host's."""
-        return await node(Suspend(vgpu=ref), VgpuStatus)
+        try:
+            request = Suspend(vgpu=ref, resume_on=resume_on, resume_at_unix_s=resume_at_unix_s)
+        except ValidationError as error:
+            raise VgpuError(ErrorCode.INVALID, explain(error), "resume_on=tcp:8000") from error
+        return await node(request, VgpuStatus)
 
     @router.post("/vgpus/{ref}/resume", tags=["vGPUs"])
     async def resume(ref: str) -> VgpuStatus:

@@ -56,10 +56,19 @@ class IdleState:
         moment, so the server retries it after ``patience_ns``, then less and less often."""
         if not self.failures:
             return 0
-        times = 1 << min(self.failures - 1, 6)
-        return self.tried_ns + (
-            min(AGAIN_MOST_NS, AGAIN_LEAST_NS * times) if self.suspended else self.patience_ns * times
-        )
+        if self.suspended:
+            return retry_ns(self.failures, self.tried_ns)
+        return self.tried_ns + self.patience_ns * _times(self.failures)
+
+
+def _times(failures: int) -> int:
+    return 1 << min(failures - 1, 6)
+
+
+def retry_ns(failures: int, tried_ns: int) -> int:
+    """When the server may try again to resume a vGPU, after so many failed attempts in a row, the last at
+    ``tried_ns``."""
+    return tried_ns + min(AGAIN_MOST_NS, AGAIN_LEAST_NS * _times(failures))
 
 
 def decide(vgpu: IdleState, now_ns: int) -> Step:

@@ -33,6 +33,7 @@ from gpuserver.runtime.lifecycle.creation import Creations, Held, summary
 from gpuserver.runtime.lifecycle.migration import Migration
 from gpuserver.runtime.lifecycle.removal import Removal
 from gpuserver.runtime.lifecycle.suspension import Suspension, away
+from gpuserver.runtime.lifecycle.triggers import Triggers
 from gpuserver.runtime.links import LinkErrors
 from gpuserver.runtime.memory.swapping import Swapping
 from gpuserver.runtime.memory.watch import MemoryWatch
@@ -125,6 +126,7 @@ class Control:
         brokers: Brokers,
         swapping: Swapping,
         suspension: Suspension,
+        triggers: Triggers,
         removal: Removal,
         creations: Creations,
         migration: Migration,
@@ -135,6 +137,7 @@ class Control:
         self._brokers = brokers
         self._swapping = swapping
         self._suspension = suspension
+        self._triggers = triggers
         self._removal = removal
         self._creations = creations
         self._migration = migration
@@ -303,7 +306,8 @@ class Control:
 
     async def _suspend(self, suspend: Suspend, asker: Asker) -> VgpuStatus:
         vgpu = self._owned(suspend.vgpu, asker.uid)
-        await self._suspension.suspend(vgpu, suspend.preempted)
+        standby = await self._triggers.prepare(vgpu, suspend)
+        await self._suspension.suspend(vgpu, suspend.preempted, standby)
         return self._reading(vgpu)
 
     async def _resume(self, resume: Resume, asker: Asker) -> VgpuStatus:

@@ -20,6 +20,7 @@ from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
 from vgpu.enums import Oversubscribe, PriorityName
 from vgpu.packing.partition import SM_STEP
 from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuStatus
+from vgpu.protocol.triggers import CALL
 from vgpu.share import PPM, Mode
 from vgpu.units import counted, format_bytes, format_duration
 
@@ -83,6 +84,8 @@ def vgpu_reading(
         state=_state(vgpu, statement),
         reason=vgpu.failure or ("" if vgpu.preempted is None else vgpu.preempted.reason),
         preempted=vgpu.preempted,
+        resume_on=_triggers(vgpu),
+        resume_at_unix_s=vgpu.standby.at_unix_s if vgpu.quiesced else None,
         owner_uid=record.owner.uid,
         spec=record.spec,
         created_unix_s=record.created_unix_ns / _UNIX_NS,
@@ -133,6 +136,13 @@ def vgpu_reading(
         swaps_out=vgpu.swaps_out,
         swaps_in=vgpu.swaps_in,
     )
+
+
+def _triggers(vgpu: Vgpu) -> tuple[str, ...]:
+    """What resumes it by itself, while it is suspended. A CUDA call resumes each idle-suspended vGPU."""
+    if not vgpu.quiesced:
+        return ()
+    return (CALL, *vgpu.standby.triggers) if vgpu.idle_suspended else vgpu.standby.triggers
 
 
 def _state(
@@ -343,8 +353,11 @@ def warnings_when_idle(vgpu: Vgpu) -> tuple[str, ...]:
     """Why it cannot be suspended by itself, or brought back, as far as is known."""
     spec, owner, mine = vgpu.record.spec, vgpu.record.owner.uid, os.geteuid()
     if vgpu.suspend_error:
-        what = "brought back" if vgpu.idle_suspended else "suspended when it is idle"
+        what = "brought back" if vgpu.quiesced else "suspended when it is idle"
         return (f"It cannot be {what}: {vgpu.suspend_error}. It is tried again.",)
+    if vgpu.unheard_ports:
+        ports = ", ".join(map(str, vgpu.unheard_ports))
+        return (f"None of its processes listens on port {ports}, so no connection to it resumes the vGPU.",)
     if spec.idle_suspend_ns and spec.oversubscribe is None and mine not in {0, owner}:
         return (f"The node runs as uid {mine}, and may not suspend programs of uid {owner} when they are idle.",)
     return ()

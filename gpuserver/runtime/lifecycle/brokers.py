@@ -43,6 +43,7 @@ from vgpu.protocol.broker import (
     Noted,
     Reaped,
     Register,
+    Starting,
     Stop,
 )
 from vgpu.protocol.codec import ProtocolError
@@ -250,6 +251,7 @@ class Brokers:
             if vgpu.link is link:
                 vgpu.link = None
                 vgpu.awaited_pods = ()
+                vgpu.starting = 0
 
     def _take_list(self, vgpu: Vgpu, processes: Sequence[Attached], *, page_is_new: bool) -> None:
         """The broker lived on, with or without this server: its list is the truth. ``page_is_new``: the server before
@@ -332,6 +334,8 @@ class Brokers:
                 self._memory.look()
             case Awaits(pods=pods):
                 vgpu.awaited_pods = pods
+            case Starting(processes=processes):
+                vgpu.starting = processes
             case Closed(pid=pid, uid=uid, reason=reason, foreign=True):
                 text = f"process {pid} (uid {uid}) was refused: {reason}"
                 self._state.record_event(EventType.FOREIGN, vgpu, text, pid=pid)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -293,8 +293,10 @@ async def _until_ended(origin: Origin) -> None:
 def summary(spec: VgpuSpec) -> dict[str, int | float | str]:
     """What of a specification belongs into the log."""
     said = spec.model_dump(mode="json", exclude_defaults=True)
-    return {
-        name: range_text(value, is_size=name.endswith("_bytes")) if isinstance(value, list) else value
-        for name, value in said.items()
-        if value is not None
-    }
+    return {name: _in_short(name, value) for name, value in said.items() if value is not None}
+
+
+def _in_short(name: str, value: Any) -> int | float | str:
+    if not isinstance(value, list):
+        return value  # type: ignore[no-any-return]
+    return ", ".join(value) if name == "resume_on" else range_text(value, is_size=name.endswith("_bytes"))

@@ -37,6 +37,7 @@ def describe(state: GpuState, vgpu: Vgpu) -> Adopt:
         memory_planned_bytes=record.most_per_process_bytes if spatial else 0,
         most_processes=state.partitioner.most_processes if spatial else 0,
         suspended=vgpu.quiesced and not vgpu.idle_suspended,
+        wakes=bool(vgpu.standby.triggers),
         places=vgpu.published_places,
         mount_door=str(state.settings.paths.mount_socket(record.vgpu_id)) if vgpu.mountable else "",
         pods=None if claim is None else claim.pods,

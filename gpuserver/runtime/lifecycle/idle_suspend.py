@@ -14,7 +14,9 @@ from typing import Final
 import trio
 
 from gpuserver.core.states.idle import IdleState, Step, decide
+from gpuserver.core.states.standby import Cause
 from gpuserver.runtime.lifecycle.suspension import Suspension
+from gpuserver.runtime.lifecycle.triggers import Triggers
 from gpuserver.runtime.state import GpuState
 from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import VgpuError
@@ -43,9 +45,10 @@ class Watch:
 class IdleSuspension:
     """All vGPUs with --idle-suspend."""
 
-    def __init__(self, state: GpuState, suspension: Suspension) -> None:
+    def __init__(self, state: GpuState, suspension: Suspension, triggers: Triggers) -> None:
         self._state = state
         self._suspension = suspension
+        self._triggers = triggers
         self._watches: dict[Vgpu, Watch] = {}
 
     async def run(self) -> None:
@@ -85,8 +88,19 @@ class IdleSuspension:
         )
 
     def _wants(self, vgpu: Vgpu) -> bool:
-        """One that ends wants to be let: its last calls of the driver wait for ever where it stands still."""
-        return self._state.tokens.wants(vgpu.record.key) or (vgpu.activity is not None and vgpu.activity.ends)
+        """One that ends wants to be let: its last calls of the driver wait for ever where it stands still. One with a
+        new connection to a port of --resume-on is about to want the GPU."""
+        ends = vgpu.activity is not None and vgpu.activity.ends
+        return self._state.tokens.wants(vgpu.record.key) or ends or bool(vgpu.connected_port)
+
+    def _cause(self, vgpu: Vgpu) -> Cause:
+        """Why it is resumed."""
+        if vgpu.connected_port:
+            return Cause.CONNECTION
+        if not vgpu.record.spec.idle_suspend_ns:
+            return Cause.REQUEST
+        ends = vgpu.activity is not None and vgpu.activity.ends
+        return Cause.END if ends or not vgpu.programs else Cause.CALL
 
     def _note_use(self, vgpu: Vgpu, watch: Watch, now_ns: int) -> None:
         tokens, key = self._state.tokens, vgpu.record.key
@@ -113,9 +127,11 @@ class IdleSuspension:
             step = decide(self._idle_state(vgpu, watch), now_ns)
             if step is Step.STAY:
                 return
-            move = self._suspension.suspend_idle if step is Step.SUSPEND else self._suspension.bring_back
             try:
-                await move(vgpu)
+                if step is Step.SUSPEND:
+                    await self._suspension.suspend_idle(vgpu, await self._triggers.when_idle(vgpu))
+                else:
+                    await self._suspension.bring_back(vgpu, self._cause(vgpu))
             except VgpuError as error:
                 self._record(vgpu, error.message)
                 watch.failures += 1

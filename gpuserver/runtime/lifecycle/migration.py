@@ -18,6 +18,7 @@ from gpuserver.core.admission.origin import Origin
 from gpuserver.core.admission.registry import Owner, VgpuRecord
 from gpuserver.core.scheduler.leases import AccountState
 from gpuserver.core.states.migration import MigrationState
+from gpuserver.core.states.standby import NO_STANDBY, Standby
 from gpuserver.runtime.lifecycle.brokers import Brokers, find_broker
 from gpuserver.runtime.lifecycle.creation import Creations
 from gpuserver.runtime.lifecycle.removal import Removal
@@ -184,6 +185,7 @@ class Migration:
             trial=trial,
             origin=asdict(vgpu.origin),
             preempted=vgpu.preempted,
+            standby=asdict(vgpu.standby) if vgpu.standby != NO_STANDBY else None,
         )
 
     async def _ask(self, to: int, request: MigrateIn) -> None:
@@ -249,6 +251,8 @@ class Migration:
         book = None if arriving.book is None else replace(_BOOK.validate_python(arriving.book), lag_ns=0)
         vgpu = state.enlist(record, book, passage=passage, quiesced=arriving.goes_on or arriving.suspended)
         vgpu.preempted = arriving.preempted
+        if arriving.standby is not None:
+            vgpu.standby = TypeAdapter(Standby).validate_python(arriving.standby)
         if arriving.origin is not None:
             vgpu.origin = TypeAdapter(Origin).validate_python(arriving.origin).confirm()
         state.apply_shares()

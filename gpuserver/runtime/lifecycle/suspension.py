@@ -8,7 +8,8 @@ processes share is a tenant's word. The server reaches each process through a pi
 and user (gpuserver/device/pidfd.py).
 
 The server itself suspends an idle vGPU (gpuserver/runtime/lifecycle/idle_suspend.py). The vGPU keeps its promises, its
-broker admits new programs, and the vGPU comes back as soon as one of its programs wants the GPU.
+broker admits new programs, and the vGPU comes back as soon as one of its programs wants the GPU. A vGPU that a person
+has suspended with triggers comes back by the first of them (gpuserver/runtime/lifecycle/triggers.py).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Final
 
 import trio
 
+from gpuserver.core.states.standby import NO_STANDBY, Cause, Standby
 from gpuserver.device.base import CheckpointAction, CheckpointOutcome, Onto
 from gpuserver.device.pidfd import Target, opened
 from gpuserver.runtime.lifecycle.brokers import Brokers
@@ -32,6 +34,7 @@ from gpuserver.runtime.vgpus import Vgpu
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.event_types import EventType
 from vgpu.identity import Process
+from vgpu.protocol.triggers import awaited
 from vgpu.queueing.preempted import Preempted
 from vgpu.share import Mode
 from vgpu.units import counted, format_bytes, format_duration
@@ -50,20 +53,23 @@ class Suspension:
         self._brokers = brokers
         self._memory = memory
 
-    async def suspend(self, vgpu: Vgpu, preempted: Preempted | None = None) -> None:
-        """``preempted``: for that request, until the node resumes it. Errors: ``mode`` (spatial), ``in-use`` for
-        programs of several vGPUs, ``unavailable`` with the driver's reason; the vGPU goes on then."""
+    async def suspend(self, vgpu: Vgpu, preempted: Preempted | None = None, standby: Standby = NO_STANDBY) -> None:
+        """``preempted``: for that request, until the node resumes it. ``standby``: what resumes it by itself. Errors:
+        ``mode`` (spatial), ``in-use`` for programs of several vGPUs, ``unavailable`` with the driver's reason; the vGPU
+        goes on then."""
         state, vgpu_id = self._state, vgpu.record.vgpu_id
         async with vgpu.lifecycle_lock:
             self.check(vgpu)
             if vgpu.record.suspended:
-                await self._keep_suspended(vgpu, preempted)
+                await self._keep_suspended(vgpu, preempted, standby)
                 return
-            vgpu.preempted = preempted  # the journal has it before the programs stop
+            before = vgpu.standby
+            vgpu.preempted, vgpu.standby = preempted, standby  # the journal has it before the programs stop
             try:
                 await self._quiesce_for_good(vgpu)
             except BaseException:
                 vgpu.preempted = None
+                vgpu.standby = before if vgpu.idle_suspended else NO_STANDBY
                 raise
             if not vgpu.removed.is_set():
                 vgpu.passage = vgpu.passage.given_up()
@@ -74,12 +80,15 @@ class Suspension:
                     text = f"{vgpu_id} {preempted.reason}"
                     state.record_event(EventType.PREEMPTED, vgpu, text, by_uid=preempted.by_uid)
 
-    async def _keep_suspended(self, vgpu: Vgpu, preempted: Preempted | None) -> None:
+    async def _keep_suspended(self, vgpu: Vgpu, preempted: Preempted | None, standby: Standby) -> None:
         """A person suspends a preempted vGPU: the node does not resume it any more. A vGPU that a person has suspended
-        is not the node's to resume."""
-        if preempted is None and vgpu.preempted is not None:
-            vgpu.preempted = None
-            await self._state.persist()
+        is not the node's to resume. What the person says last is what the vGPU waits for."""
+        if preempted is not None or (vgpu.preempted is None and vgpu.standby == standby):
+            return
+        vgpu.preempted, vgpu.standby, vgpu.suspend_error = None, standby, ""
+        await self._publish(vgpu)
+        text = f"{vgpu.record.vgpu_id} stays suspended until {awaits(standby) or 'it is resumed'}"
+        self._state.record_event(EventType.SUSPENDED, vgpu, text)
 
     async def _quiesce_for_good(self, vgpu: Vgpu) -> None:
         """As ``quiesce``. An idle-suspended vGPU does not come back by itself any more, and no program is let in."""
@@ -94,14 +103,17 @@ class Suspension:
             vgpu.idle_suspended = idle_suspended
             await self._publish(vgpu)
             raise
-        text = f"{vgpu.record.vgpu_id} was idle-suspended, and stays suspended until it is resumed"
+        until = awaits(vgpu.standby) or "it is resumed"
+        text = f"{vgpu.record.vgpu_id} was idle-suspended, and stays suspended until {until}"
         self._state.record_event(EventType.SUSPENDED, vgpu, text)
 
-    async def suspend_idle(self, vgpu: Vgpu) -> None:
-        """As ``suspend``, until one of its programs wants the GPU. The caller holds ``lifecycle_lock``."""
+    async def suspend_idle(self, vgpu: Vgpu, standby: Standby) -> None:
+        """As ``suspend``, until one of its programs wants the GPU, or a trigger of ``standby`` is so. The caller holds
+        ``lifecycle_lock``."""
         self.check(vgpu)
         vgpu.idle_suspended = tuple(await self.processes(vgpu))
         if vgpu.idle_suspended:
+            vgpu.standby = standby
             await self.quiesce(vgpu)
             vgpu.lends_memory = not vgpu.removed.is_set()
 
@@ -119,6 +131,7 @@ class Suspension:
                 await self._suspend_all(vgpu)
             return
         used = vgpu.used_bytes
+        vgpu.expected = False
         vgpu.stand_still()
         state.tokens.park(vgpu.record.key)
         try:
@@ -129,6 +142,8 @@ class Suspension:
                 await self._resume_after(vgpu)
             raise
         text = f"{vgpu_id} suspended: {counted(moved, 'program')}, {format_bytes(used)} in {seconds:.1f} s"
+        if waits_for := awaits(vgpu.standby):
+            text += f", until {waits_for}"
         if vgpu.idle_suspended:
             text += f"; no program used it for {format_duration(vgpu.record.spec.idle_suspend_ns)}"
         state.record_event(EventType.SUSPENDED, vgpu, text, memory_bytes=used, seconds=seconds)
@@ -139,9 +154,9 @@ class Suspension:
         async with vgpu.lifecycle_lock:
             await self.bring_back(vgpu)
 
-    async def bring_back(self, vgpu: Vgpu) -> None:
+    async def bring_back(self, vgpu: Vgpu, cause: Cause = Cause.REQUEST) -> None:
         """As ``resume``; the caller holds ``lifecycle_lock``. After an error, an idle-suspended vGPU stays so."""
-        state, vgpu_id = self._state, vgpu.record.vgpu_id
+        state, vgpu_id, why = self._state, vgpu.record.vgpu_id, reason_of(vgpu, cause)
         self._check_present(vgpu)
         if not vgpu.quiesced:
             return
@@ -162,11 +177,12 @@ class Suspension:
                 state.apply_shares()
                 await state.persist()
             raise refused(vgpu, answer)
-        await self._resume_after(vgpu)
+        await self._resume_after(vgpu, expected=cause in {Cause.CONNECTION, Cause.TIME})
         vgpu.suspend_error = ""
         stuck = f"; {_given_up(answer.stuck)}" if answer.stuck else ""
-        text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{stuck}"
-        state.record_event(EventType.RESUMED, vgpu, text, seconds=answer.seconds)
+        told = f"; {why}{stuck}" if why else stuck
+        text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{told}"
+        state.record_event(EventType.RESUMED, vgpu, text, seconds=answer.seconds, cause=cause.value)
 
     async def _swap_out(self, vgpu: Vgpu) -> tuple[int, float]:
         began = time.monotonic()
@@ -249,12 +265,14 @@ class Suspension:
         await self._brokers.changed(vgpu)
         await self._state.persist()
 
-    async def _resume_after(self, vgpu: Vgpu) -> None:
-        """Give the vGPU leases again, unless it was removed meanwhile."""
+    async def _resume_after(self, vgpu: Vgpu, *, expected: bool = False) -> None:
+        """Give the vGPU leases again, unless it was removed meanwhile. ``expected``: a call is about to come."""
         if vgpu.removed.is_set():
             return
         vgpu.passage = vgpu.passage.brought_back()
         vgpu.idle_suspended, vgpu.lends_memory, vgpu.preempted = (), False, None
+        vgpu.standby, vgpu.connected_port, vgpu.unheard_ports = NO_STANDBY, 0, ()
+        vgpu.expected = expected
         vgpu.stand_still(False)
         await self._publish(vgpu)
         if not vgpu.removed.is_set() and not vgpu.swapped_out:
@@ -292,6 +310,28 @@ class Suspension:
         with trio.CancelScope(shield=True):  # half done is worse than late
             outcome = await trio.to_thread.run_sync(partial(self._state.checkpointer.run, action, targets, onto))
         return outcome  # noqa: RET504  mypy cannot know that the scope ends no call
+
+
+def awaits(standby: Standby) -> str:
+    """For people, what it waits for besides a request."""
+    return awaited(standby.triggers, standby.at_unix_s)
+
+
+def reason_of(vgpu: Vgpu, cause: Cause) -> str:
+    """For people; "": a request, which is no news."""
+    match cause:
+        case Cause.CALL:
+            return "a program made a CUDA call"
+        case Cause.CONNECTION:
+            return f"a connection to port {vgpu.connected_port}"
+        case Cause.TIME:
+            return "its time has come"
+        case Cause.START:
+            return "a program starts"
+        case Cause.END:
+            return "a program ends"
+        case Cause.REQUEST:
+            return ""
 
 
 def away(vgpu: Vgpu) -> VgpuError:

@@ -237,7 +237,7 @@ class Swapping:
         )
 
     def _tenant(self, vgpu: Vgpu, place: SwapState, now_ns: int) -> Tenant:
-        wants = self._state.tokens.wants(vgpu.record.key)
+        wants = self._state.tokens.wants(vgpu.record.key) or vgpu.expected
         if wants != place.wanted:
             place.wanted, place.wants_ns = wants, now_ns
         if not wants:
@@ -424,6 +424,7 @@ class Swapping:
             return False
         vgpu.grants.present_bytes = 0
         vgpu.swapped_out, place.came_ns, place.failures = False, time.monotonic_ns(), 0
+        vgpu.expected = False
         vgpu.swaps_in += 1
         if not vgpu.removed.is_set() and not vgpu.quiesced:
             self._state.tokens.unpark(vgpu.record.key, vgpu.share)

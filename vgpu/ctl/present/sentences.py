@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from vgpu.ctl.present import tables
 from vgpu.errors import VgpuError
 from vgpu.printable import printable
+from vgpu.protocol.triggers import awaited
 from vgpu.units import format_bytes
 
 if TYPE_CHECKING:
@@ -23,7 +24,8 @@ def changed(how: str, vgpu: VgpuStatus) -> str:
         case "rm":
             return f"{shown} is removed."
         case "suspend":
-            return f"{shown} is suspended. Its programs wait until vgpuctl resume."
+            until = awaited(vgpu.resume_on, vgpu.resume_at_unix_s)
+            return f"{shown} is suspended. Its programs wait until {until + ', or ' if until else ''}vgpuctl resume."
         case "resume":
             return f"{shown} is back on GPU {vgpu.gpu_index}."
         case "migrate":

@@ -31,6 +31,7 @@ VGPUS: Final = (
     Column("AGE", right=True, extra=True),
     Column("MODE", extra=True),
     Column("GROUP", extra=True),
+    Column("RESUMES ON", extra=True),
 )
 PROCESSES: Final = (
     Column("PID", right=True),
@@ -121,7 +122,16 @@ def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:
         format_duration(whole_seconds_ns(now - vgpu.created_unix_s)),
         vgpu.mode,
         vgpu.spec.group or "",
+        resumes_on(vgpu),
     )
+
+
+def resumes_on(vgpu: VgpuStatus) -> str:
+    """What a suspended vGPU waits for: ``call, tcp:8000, 2027-01-31 08:30:00``; "": a request."""
+    from vgpu.ctl.time_options import clock_time
+
+    at = [] if vgpu.resume_at_unix_s is None else [clock_time(vgpu.resume_at_unix_s)]
+    return ", ".join([*vgpu.resume_on, *at])
 
 
 def process_row(process: ProcessReading, vgpu: VgpuStatus | None) -> Row:
