@@ -212,6 +212,7 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         "when idle": f"suspended after {format_duration(idle_ns)}" if idle_ns else "stays on the GPU",
         "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {_tokens(vgpu)}",
         **({"lease": _lease(vgpu)} if vgpu.mode == "temporal" and vgpu.demand_ratio else {}),
+        **tables.targets(vgpu),
         **_moving(vgpu),
         "total": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
         "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
@@ -327,6 +328,7 @@ def set_(
     ttl: options.Ttl = None,
     idle_suspend: options.IdleSuspend = None,
     lease: options.LeaseOption = None,
+    slo: options.SloOption = None,
     on_server_loss: options.LossOption = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
@@ -353,6 +355,7 @@ def set_(
         ttl=ttl,
         idle_suspend=idle_suspend,
         lease=lease,
+        slo=slo,
         on_server_loss=on_server_loss,
     )
     with ControlLink() as node:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Final
 
-PROTOCOL_VERSION: Final = 6
+PROTOCOL_VERSION: Final = 7
 """It rises with every message that one end sends unasked, so that an end gets only messages that it knows.
 
 2: ``Look``.
@@ -14,6 +14,7 @@ PROTOCOL_VERSION: Final = 6
 5: ``Awaits``; a claim has ``pods``.
 6: ``Create`` carries ``queue_ns``, ``SetGpu`` ``draining``, and ``Suspend`` ``preempted``; a specification has ranges,
 ``Set`` has ``scaling``; ``Usage``, ``Why``, ``GetQuota``, ``SetQuotas``, ``GetQueue``.
+7: a specification has ``slo``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3
@@ -31,3 +32,5 @@ USAGE_SINCE: Final = 6
 """The first version that has ``Usage`` and ``Why``."""
 RANGES_SINCE: Final = 6
 """The first version that has ``VgpuSpec.sm_range_percent`` and ``memory_range_bytes``, and ``Set.scaling``."""
+SLO_SINCE: Final = 7
+"""The first version that has ``VgpuSpec.slo``."""

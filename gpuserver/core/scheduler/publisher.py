@@ -54,8 +54,16 @@ class Publisher:
 
     def window(self, account: Account) -> int:
         """The most predicted GPU time that the vGPU may have in flight while others wait, ns."""
-        lower = account.share.priority < self._accounts.highest
-        return self.policy.window_low_ns if lower else self.policy.window_ns
+        if account.share.priority < self._accounts.highest:
+            return self.policy.window_low_ns
+        paced = any(self._keeps_short(other, account) for other in self._accounts.paced.values())
+        return min(self.policy.window_ns, self.policy.slo_window_ns) if paced else self.policy.window_ns
+
+    def _keeps_short(self, other: Account, account: Account) -> bool:
+        """Whether ``other`` has a tpot, and used the GPU so lately that work of ``account`` may delay a step of it."""
+        if other is account or not other.share.tpot_ns or other.share.priority < account.share.priority:
+            return False
+        return other.wants or bool(other.holds) or self._accounts.now_ns - other.served_ns < self.policy.slo_active_ns
 
     # --- new leases
 

@@ -82,7 +82,7 @@ class RunQueue:
         """The vGPU wants again. Its v is at most the idle credit behind V, and never decreases: idling keeps debts."""
         clock = self._time.keep(now_ns)
         quantum = self._quanta.quantum(account)
-        credit = max(self._quanta.idle_credit(account), account.restored_ns)
+        credit = max(self._quanta.wake_credit(account), account.restored_ns)
         account.restored_ns = 0
         account.time = max(account.time, clock - virtual(credit, account.guarantee))
         account.deadline = account.time + virtual(quantum, account.guarantee)

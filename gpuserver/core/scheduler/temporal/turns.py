@@ -6,7 +6,8 @@ its start; the forecast behind it charges the holder to its end.
     the GPU is free       grant the best; open-ended where it is alone. With a limit it is allowed GPU time in parts
     holder open-ended     gets an end as soon as another vGPU waits
     holder finite         the best at its end: the holder itself → a later end; another → next
-    higher class waits    the holder's end moves to the nearest time possible
+    higher class waits    the holder's end moves to the nearest time possible; so it does for one of the same class
+                          with an slo that is due before (``targets.py``)
     gang is called        (``gangs.py``) leases of others end where the call begins. The called member precedes its
                           class until the call ends, unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is penalised meanwhile
@@ -159,8 +160,8 @@ class Turns:
             nearest = min(nearest, now_ns + max(self.policy.decision_ns, holder.bucket_at(now_ns) // PPM))
         if end is None and (holder.always_ends or any(self._holders.in_line())):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
-        outranked = (
-            holder.share.priority < self._accounts.highest
+        outranked = bool(
+            (self._accounts.paced or holder.share.priority < self._accounts.highest)
             and not (current.overrides_class and self._gangs.called(holder, now_ns))
             and any(
                 self._eevdf.outranks(a, holder, now_ns) and not self._had_its_turn(a, current)
@@ -175,8 +176,10 @@ class Turns:
         call = self._gangs.next_call(now_ns, holder)
         if call is not None:
             end = max(nearest, call) if end is None else min(end, max(nearest, call))
-        if end is not None and end != current.lease.end_ns:
-            self._publisher.revise(current, now_ns, end_ns=end, window_ns=self._publisher.window(holder))
+        window_ns = self._publisher.window(holder)
+        shorter = bool(self._accounts.paced) and window_ns < current.lease.window_ns
+        if end is not None and (end != current.lease.end_ns or shorter):
+            self._publisher.revise(current, now_ns, end_ns=end, window_ns=window_ns)
 
     def _keep_step(self, current: ActiveLease, now_ns: int) -> None:
         """A follower's lease ends when its leader's does, to the nanosecond. Reason: one might otherwise submit a
@@ -241,6 +244,7 @@ class Turns:
                 start_ns=at_ns,
                 end_ns=None if choice.open_ended else at_ns + choice.length_ns,
                 go_by_ns=at_ns + patience,
+                window_ns=self._publisher.window(choice.account),
             )
 
     def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
