@@ -111,8 +111,11 @@ class RunQueue:
             self._accounts.compete(account)
 
     def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
-        """Whether the vGPU has to wait outside the competition until the others have caught up."""
+        """Whether the vGPU has to wait outside the competition until the others have caught up. It owes nothing for
+        what one with an slo is owed for its idle time."""
         ahead_ns = self._time.ahead_ns(account, now_ns)
+        if any(other.competing and other is not account for other in self._accounts.paced.values()):
+            ahead_ns -= self.policy.slo_credit_ns
         return ahead_ns > self.policy.grace_ns and ahead_ns > 2 * self._quanta.quantum(account)
 
     # --- limits

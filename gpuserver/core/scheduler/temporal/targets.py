@@ -66,7 +66,7 @@ class Targets:
         while it wants the GPU, in its class and in lower ones."""
         own_ns = account.share.tpot_ns
         if own_ns or account.share.has_slo:
-            return min(length_ns, max(own_ns, self.policy.slo_window_ns)) if own_ns else length_ns
+            return min(length_ns, max(own_ns, self.policy.slo_turn_least_ns)) if own_ns else length_ns
         targets = [
             other.share.tpot_ns
             for other in self._accounts.paced.values()
@@ -74,4 +74,4 @@ class Targets:
         ]
         if not targets:
             return length_ns
-        return min(length_ns, max(self.policy.slo_window_ns, min(targets) * self.policy.slo_turn_ppm // PPM))
+        return min(length_ns, max(self.policy.slo_turn_least_ns, min(targets) * self.policy.slo_turn_ppm // PPM))

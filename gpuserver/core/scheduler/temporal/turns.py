@@ -158,7 +158,7 @@ class Turns:
         end = current.lease.end_ns
         if end is None and holder.capped:  # from now on no allowance limits it
             nearest = min(nearest, now_ns + max(self.policy.decision_ns, holder.bucket_at(now_ns) // PPM))
-        if end is None and (holder.always_ends or any(self._holders.in_line())):
+        if end is None and (holder.always_ends or self._publisher.beside_tpot(holder) or any(self._holders.in_line())):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
         outranked = bool(
             (self._accounts.paced or holder.share.priority < self._accounts.highest)
@@ -213,7 +213,7 @@ class Turns:
         if following is not None and now_ns >= following.lease.start_ns - self.policy.guard_ns:
             if following.lease.end_ns is None:
                 choice = self._eevdf.pick(at_ns, current if now_ns < end else None, following)
-                if choice is None or not choice.open_ended:
+                if choice is None or not self._open_ended(choice):
                     length = self._quanta.length_now(self._accounts.all[following.lease.vgpu], now_ns)
                     self._publisher.revise(following, now_ns, end_ns=following.lease.start_ns + length)
             return
@@ -225,7 +225,7 @@ class Turns:
         if choice is None:
             return
         if choice.account is holder:
-            if choice.open_ended:
+            if self._open_ended(choice):
                 self._publisher.revise(current, now_ns, end_ns=None)
             elif now_ns >= end - self._lookahead(holder):
                 self._publisher.revise(current, now_ns, end_ns=end + choice.length_ns)
@@ -242,10 +242,14 @@ class Turns:
                 following,
                 now_ns,
                 start_ns=at_ns,
-                end_ns=None if choice.open_ended else at_ns + choice.length_ns,
+                end_ns=None if self._open_ended(choice) else at_ns + choice.length_ns,
                 go_by_ns=at_ns + patience,
                 window_ns=self._publisher.window(choice.account),
             )
+
+    def _open_ended(self, choice: Decision) -> bool:
+        """Under a lease without an end any amount of work may be in flight."""
+        return choice.open_ended and not self._publisher.beside_tpot(choice.account)
 
     def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
         """Publish a lease that waits for all work that may be on the GPU, except that of holders that were bypassed."""
@@ -267,7 +271,7 @@ class Turns:
             vgpu=account.key,
             epoch=self._publisher.next_epoch if account.standby is None else account.standby.lease.epoch,
             start_ns=start_ns,
-            end_ns=None if choice.open_ended else start_ns + choice.length_ns,
+            end_ns=None if self._open_ended(choice) else start_ns + choice.length_ns,
             after=tuple(before),
             go_by_ns=start_ns + patience,
             window_ns=self._publisher.window(account),
