@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -143,6 +144,24 @@ def test_turns_are_short_beside_one_with_a_tpot_that_uses_all_of_its_share() -> 
         usual[target] = lengths[len(lengths) // 2] / MS
         assert not oracle.fairness(run, credit_ns=CREDIT)
     assert usual[8] <= 4 < 7 <= usual[0]
+
+
+def test_a_server_of_high_priority_decodes_as_if_alone_and_a_batch_keeps_what_is_left() -> None:
+    """Answers of 64 steps of 8 ms, half of the time. The first one has no credit: both begin at the same time."""
+    slowest = {}
+    for target in (0, 9.2):
+        server = Share(800_000, tpot_ns=round(target * MS), priority=Priority.HIGH)
+        shares = (server, Share(200_000, priority=Priority.LOW))
+        works = (Work(8 * MS, jitter=0.01, burst=64, pause_ns=512 * MS), Work())
+        scheduler = TemporalScheduler()
+        run = Population(shares, works, seed=1).run(scheduler, Windows(scheduler, shares)).run(12 * S)
+        steps = [one for one in run.apps[0].finished if one[0] > 2 * S]
+        lasted = [after[1] - before[1] for before, after in pairwise(steps) if after[0] - before[1] < 100 * MS]
+        slowest[target] = sorted(lasted)[len(lasted) * 99 // 100] / (8 * MS)
+        used = sum(end - begin for begin, end in run.apps[0].finished) / (12 * S)
+        kept = sum(end - begin for begin, end in run.apps[1].finished) / (12 * S) / (1 - used)
+        assert kept >= 0.97
+    assert slowest[9.2] <= 1.05 < 1.5 < slowest[0]
 
 
 def test_what_runs_alone_has_little_in_flight_until_the_one_with_a_tpot_was_idle_for_long() -> None:

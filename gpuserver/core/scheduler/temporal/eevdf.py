@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from math import inf
 
-from gpuserver.core.scheduler.account import VIRTUAL_PER_REAL, Account, virtual
+from gpuserver.core.scheduler.account import VIRTUAL_PER_REAL, Account, real, virtual
 from gpuserver.core.scheduler.accounts import Accounts
 from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.gang_rules import GangRules
@@ -121,7 +121,9 @@ class Eevdf:
             eligible = [a for other, ranked in ranks.items() if other[:2] == rank[:2] for a in ranked]
             tied = self._earliest(eligible, at_ns, tie, lambda a: True)
         best, deadline = min(tied, key=lambda one: (at_ns if one[0].undrained else one[0].served_ns, one[0].order))
-        length = self._targets.turn_ns(best, self._quanta.length(best, deadline, at_ns))
+        length = self._quanta.length(best, deadline, at_ns)
+        if accounts.paced:
+            length = self._targets.turn_ns(best, length, real(clock - best.time_at(at_ns), best.guarantee))
         return Decision(
             best,
             self._gang_length(best, length, at_ns),

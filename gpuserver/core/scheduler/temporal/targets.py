@@ -60,13 +60,15 @@ class Targets:
             return True
         return self.due_ns(account, now_ns) + self.policy.tie_ns < self.due_ns(holder, now_ns)
 
-    def turn_ns(self, account: Account, length_ns: int) -> int:
-        """``length_ns`` of a turn, or less. A turn of a vGPU with a tpot is a tpot long at most. Reason: so it is never
-        ahead of its share by more, and the others' turns until it is eligible again are short. Those are short, too,
-        while it wants the GPU, in its class and in lower ones."""
+    def turn_ns(self, account: Account, length_ns: int, owed_ns: int) -> int:
+        """``length_ns`` of a turn, or less. A turn of a vGPU with a tpot is a tpot long at most, or what it is owed.
+        Reason: so it is never ahead of its share by more, and the others' turns until it is eligible again are short.
+        Those are short, too, while it wants the GPU, in its class and in lower ones."""
         own_ns = account.share.tpot_ns
-        if own_ns or account.share.has_slo:
-            return min(length_ns, max(own_ns, self.policy.slo_turn_least_ns)) if own_ns else length_ns
+        if own_ns:
+            return min(length_ns, max(own_ns, owed_ns))
+        if account.share.has_slo:
+            return length_ns
         targets = [
             other.share.tpot_ns
             for other in self._accounts.paced.values()

@@ -127,6 +127,8 @@ class Turns:
         usual = self.policy.lookahead_ns
         if holder.gang_window is not None:
             return usual
+        if self._publisher.beside_tpot(holder) and not any(self._holders.in_line()):
+            usual = max(usual, self._quanta.quantum(holder) // 2)  # it goes on: a late decision costs nothing then
         return max(usual, holder.longest_kernel_ns // 2 + self.policy.guard_ns)
 
     def _lookaheads(self, holder: Account) -> list[int]:
