@@ -84,9 +84,9 @@ def _refuse_ranges(scales: bool, version: int) -> None:
         )
 
 
-def _refuse_targets(slo: str | None, version: int) -> None:
+def _refuse_targets(asked: bool, version: int) -> None:
     """``VgpuError`` (version): a node of that version would not understand latency targets."""
-    if slo and version < SLO_SINCE:
+    if asked and version < SLO_SINCE:
         raise VgpuError(
             ErrorCode.VERSION,
             "this node, or its GPU Server, is of an older release, which has no --slo",
@@ -138,7 +138,7 @@ class Create(Request):
 
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.spec.scales, version)
-        _refuse_targets(self.spec.slo, version)
+        _refuse_targets(bool(self.spec.slo), version)
         if self.owner_uid is not None and version < OWNERS_SINCE:
             raise VgpuError(
                 ErrorCode.VERSION,
@@ -214,7 +214,7 @@ class Set(Request):
 
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.changes.scales, version)
-        _refuse_targets(self.changes.slo, version)
+        _refuse_targets(self.changes.slo is not None, version)
         if version >= LEASES_SINCE:
             return super().said_to(version)
         return self.model_dump(mode="json", exclude=_newer_part("changes", self.changes.lease, None))
@@ -299,7 +299,7 @@ class MigrateIn(Request):
 
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.spec.scales, version)
-        _refuse_targets(self.spec.slo, version)
+        _refuse_targets(bool(self.spec.slo), version)
         if version >= QUEUE_SINCE:
             return super().said_to(version)
         if version >= REQUEST_IDS_SINCE:  # there it stays suspended until a person resumes it
