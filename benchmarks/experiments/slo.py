@@ -193,6 +193,8 @@ def phase(name: str, server: Program, beside: Program, seconds: float) -> dict[s
         time.sleep(seconds)
     else:
         time.sleep(0.5)
+        if name != "alone":
+            beside.says("go")  # its kernels count from here on
         server.says(str(seconds))
         found |= server.hears()
     if name != "alone":
