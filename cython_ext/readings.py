@@ -203,6 +203,19 @@ class SlotReading:
         return self.reserved_bytes + sum(self.committed_bytes)
 
 
+class StepsReading(NamedTuple):
+    """Decode steps and prefills of a vGPU's processes that were in time and that were not, by their targets (``--slo``,
+    ``cython_ext/logic/meter/steps.pxd``). ``tpot_mean_ns``: of the last decode steps, ``ttft_last_ns``: of the last
+    prefill; 0: none was counted."""
+
+    tpot_attained: int = 0
+    tpot_missed: int = 0
+    ttft_attained: int = 0
+    ttft_missed: int = 0
+    tpot_mean_ns: int = 0
+    ttft_last_ns: int = 0
+
+
 class DemandReading(NamedTuple):
     """What hooks measured of a vGPU (``cython_ext/logic/meter/demand.pxd``). Of the process with the most each: its
     demand, 0: not measured; its mean burst; and the part of the last 200 ms in which it waited for the GPU. Of all its

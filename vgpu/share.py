@@ -51,6 +51,14 @@ class Share:
     """Temporal mode: while the vGPU is light (``gpuserver/core/scheduler/kinds.py``), it may hold a shared lease."""
     counted: bool = True
     """The hooks of its processes count the GPU time that they use: an allowance holds them to its limit."""
+    tpot_ns: int = 0
+    """``--slo tpot``: the most time from the end of one decode step to the end of the next one. 0: not asked for."""
+    ttft_ns: int = 0
+    """``--slo ttft``: the most time from a request to the end of its prefill. 0: not asked for."""
+
+    @property
+    def has_slo(self) -> bool:
+        return self.tpot_ns > 0 or self.ttft_ns > 0
 
 
 MEANING: Final = """\
@@ -65,7 +73,8 @@ under MPS, whether or not their percentages fit.
 In temporal mode vGPUs that need the GPU for half of their time or less hold it side by side, while no other wants it.
 
 Used time moves its virtual time v by held / r. A vGPU that is owed time goes first, and of several that with the
-earliest deadline d. A turn lasts until v meets d, about period × r / Σ r. The limit is a bucket: it fills with l × time
+earliest deadline d. With --slo, of those of one priority, the one goes first whose step or request is due first.
+A turn lasts until v meets d, about period × r / Σ r. The limit is a bucket: it fills with l × time
 and is emptied by computing. Priority orders the vGPUs that are owed time, and adds nothing.
 
 Source: Stoica, Abdel-Wahab: Earliest Eligible Virtual Deadline First (1995); where widths have to be packed, MaxWeight

@@ -33,6 +33,7 @@ from vgpu.units import (
     parse_duration_ns,
     parse_fraction,
     parse_percent,
+    parse_slo,
     range_text,
 )
 
@@ -99,6 +100,10 @@ def _checked_idle(value: int) -> int:
     return _not_longest(value)
 
 
+def _slo(value: Any) -> Any:
+    return str(parse_slo(value)) if isinstance(value, str) else value
+
+
 def checked_period(value: int) -> int:
     """``value`` (nanoseconds) if one round of leases may take that long; ``ValueError`` if not."""
     if not SHORTEST_PERIOD_NS <= value <= LONGEST_PERIOD_NS:
@@ -149,6 +154,8 @@ DurationNs = Annotated[int, BeforeValidator(_duration), AfterValidator(_checked_
 IdleNs = Annotated[int, BeforeValidator(_idle), AfterValidator(_checked_idle)]
 PeriodNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_period)]
 WindowNs = Annotated[int, BeforeValidator(_duration), AfterValidator(checked_window)]
+SloText = Annotated[str, BeforeValidator(_slo)]
+"""As ``vgpu.units.Slo`` prints it; "": no targets."""
 Part = Annotated[FiniteFloat, BeforeValidator(_fraction), Field(gt=0, le=1)]
 Name = Annotated[str, AfterValidator(_checked_name)]
 Group = Annotated[str, AfterValidator(_checked_group)]
@@ -180,10 +187,10 @@ RANGES: Final = {"sm_percent": "sm_range_percent", "memory_bytes": "memory_range
 """Sizes that the node may change between two bounds, and the fields of these bounds."""
 
 
-def _without_absent_ranges(fields: dict[str, Any]) -> dict[str, Any]:
+def _without_what_is_newer(fields: dict[str, Any], no_slo: str | None) -> dict[str, Any]:
     """A node of an older release does not know these fields."""
-    newer = {*RANGES.values(), "resume_on"}
-    return {name: value for name, value in fields.items() if value is not None or name not in newer}
+    absent = dict.fromkeys((*RANGES.values(), "resume_on")) | {"slo": no_slo}
+    return {name: value for name, value in fields.items() if name not in absent or value != absent[name]}
 
 
 def _check_order(sm: PercentRange | None, memory: MemoryRange | None) -> None:
@@ -210,6 +217,7 @@ class VgpuSpec(BoundedRequest):
     ``burst``           idle capacity may be used beyond the share.
     ``overcommit``      admit it although guarantees no longer fit: compute shares become weights.
     ``lease``           in temporal mode: beside other light vGPUs, or always by itself.
+    ``slo``             latency targets, as in ``tpot=30ms,ttft=500ms``; of a class, what is due first goes first.
     ``ttl_ns``          removed that long after creation (None: never).
     ``idle_suspend_ns``  suspended when no program has used it for so long, until one wants to (0: never).
     ``resume_on``       ports: while it is idle-suspended, a connection to one of them resumes it, too.
@@ -235,6 +243,7 @@ class VgpuSpec(BoundedRequest):
     priority: PriorityName = PriorityName.NORMAL
     oversubscribe: Oversubscribe | None = None
     lease: LeaseChoice = LeaseChoice.AUTO
+    slo: SloText = ""
     on_server_loss: OnServerLoss = OnServerLoss.BLOCK
     name: Name | None = None
     ttl_ns: DurationNs | None = None
@@ -254,7 +263,7 @@ class VgpuSpec(BoundedRequest):
 
     @model_serializer(mode="wrap")  # with the type of its result, the JSON schema would be that type's
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        fields = _without_absent_ranges(serialize(self))
+        fields = _without_what_is_newer(serialize(self), "")
         if not self.resume_on:
             fields.pop("resume_on", None)
         return fields
@@ -380,6 +389,7 @@ class VgpuChanges(BoundedRequest):
     overcommit: bool | None = None
     priority: PriorityName | None = None
     lease: LeaseChoice | None = None
+    slo: SloText | None = None
     on_server_loss: OnServerLoss | None = None
     name: Name | None = None
     ttl_ns: DurationNs | None = None
@@ -404,7 +414,7 @@ class VgpuChanges(BoundedRequest):
 
     @model_serializer(mode="wrap")  # with the type of its result, the JSON schema would be that type's
     def _without_what_is_not_there(self, serialize: SerializerFunctionWrapHandler):  # type: ignore[no-untyped-def]
-        return _without_absent_ranges(serialize(self))
+        return _without_what_is_newer(serialize(self), None)
 
     @model_validator(mode="after")
     def _consistent(self) -> VgpuChanges:
@@ -447,6 +457,7 @@ _OPTION: Final = {
     "priority": "--priority",
     "oversubscribe": "--oversubscribe",
     "lease": "--lease",
+    "slo": "--slo",
     "on_server_loss": "--on-server-loss",
     "name": "--name",
     "group": "--group",

@@ -1,4 +1,4 @@
-"""Sizes, percentages, fractions and durations as people write them, both ways.
+"""Sizes, percentages, fractions, durations and latency targets as people write them, both ways.
 
 Every parser raises ``ValueError`` with a sentence that says what was found and what would be understood.
 """
@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from fractions import Fraction
-from typing import Final
+from functools import lru_cache
+from typing import Final, NamedTuple
 
 KIB: Final = 1 << 10
 MIB: Final = 1 << 20
@@ -149,3 +150,37 @@ def format_duration(duration_ns: int) -> str:
         if len(parts) == 2:
             break
     return "".join(parts) or "0s"
+
+
+SHORTEST_TARGET_NS: Final = 1_000_000  # below, a hand-over takes too large a part of it
+LONGEST_TARGET_NS: Final = 3600 * 10**9
+_TARGETS: Final = "write tpot=30ms, ttft=500ms, or tpot=30ms,ttft=500ms"
+
+
+class Slo(NamedTuple):
+    """Latency targets (``--slo``). 0: no such target."""
+
+    tpot_ns: int = 0
+    ttft_ns: int = 0
+
+    def __str__(self) -> str:
+        targets = (("tpot", self.tpot_ns), ("ttft", self.ttft_ns))
+        return ",".join(f"{name}={format_duration(value)}" for name, value in targets if value)
+
+
+@lru_cache(maxsize=1024)
+def parse_slo(text: str) -> Slo:
+    """The targets in ``text``; ``""`` and ``off``: none. ``ValueError`` says what would be understood."""
+    found: dict[str, int] = {}
+    if text.strip().lower() in {"", "off"}:
+        return Slo()
+    for part in text.split(","):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        name = name.lower()
+        if not equals or name not in {"tpot", "ttft"} or name in found:
+            raise ValueError(f"{text[:80]!r} names no target, or one twice: {_TARGETS}; or: off")
+        found[name] = parse_duration_ns(value)
+        if not SHORTEST_TARGET_NS <= found[name] <= LONGEST_TARGET_NS:
+            shortest, longest = format_duration(SHORTEST_TARGET_NS), format_duration(LONGEST_TARGET_NS)
+            raise ValueError(f"{name}={value[:40]} is not between {shortest} and {longest}")
+    return Slo(found.get("tpot", 0), found.get("ttft", 0))

@@ -31,6 +31,7 @@ from cython_ext.logic.meter.event_cost cimport EventCost
 from cython_ext.logic.meter.graphs cimport GraphTable
 from cython_ext.logic.meter.meter cimport Meter, Timing, Usage
 from cython_ext.logic.memory.piece_hash cimport PieceHash
+from cython_ext.logic.meter.steps cimport Steps
 from cython_ext.logic.memory.physical cimport PhysicalBook
 from cython_ext.logic.memory.pieces cimport Pieces
 from cython_ext.logic.memory.pools cimport PoolBook
@@ -123,6 +124,7 @@ cdef struct Thread:
     Thread* next             # never unlinked: reused when its thread has ended
     void* context            # current when ``stream`` became known: of that one, if it is a default stream
     Meter meter              # what it launches under open-ended leases
+    Steps steps              # of a vGPU with targets (app_threads.pyx)
 
 
 cdef struct Stream:

@@ -1,7 +1,7 @@
 from collections.abc import Iterable
 
 from cython_ext.pages.page import Page
-from cython_ext.readings import SlotReading, TraceReading
+from cython_ext.readings import SlotReading, StepsReading, TraceReading
 
 class SlotsFull(RuntimeError): ...
 
@@ -25,6 +25,8 @@ class ActivityPage(Page):
     def ledger_epoch(self) -> int: ...
     @property
     def ends(self) -> bool: ...
+    @property
+    def steps(self) -> StepsReading: ...
     @property
     def refusals(self) -> int: ...
     @property

@@ -16,7 +16,7 @@ from cython_ext.logic.gate.trace cimport trace_get
 from cython_ext.pages.page cimport Page, text_of
 from cython_ext.pages.tenant cimport at_least_zero, bounded, part_of
 
-from cython_ext.readings import SlotReading, SlotState, TraceReading
+from cython_ext.readings import SlotReading, SlotState, StepsReading, TraceReading
 
 cdef size_t APPENDED = sizeof(layout.TracedActivity) - sizeof(layout.ActivityPage)
 
@@ -212,6 +212,16 @@ cdef class ActivityPage(Page):
             if native.load32(&page.slots[i].state) == layout.SLOT_ACTIVE and native.load32(&page.slots[i].ends):
                 return True
         return False
+
+    @property
+    def steps(self):
+        """Its processes' decode steps and prefills since the page was made, as ``StepsReading``."""
+        cdef layout.ActivityPage* page = self.get()
+        return StepsReading(
+            native.load32(&page.tpot_attained), native.load32(&page.tpot_missed), native.load32(&page.ttft_attained),
+            native.load32(&page.ttft_missed), 1000 * <uint64_t>native.load32(&page.tpot_mean_us),
+            1000 * <uint64_t>native.load32(&page.ttft_last_us),
+        )
 
     @property
     def refusals(self):

@@ -41,6 +41,7 @@ class GrantsPage(Page):
     spare_bytes: int
     implicit_bytes: int
     implicit_ns: int
+    slo_ns: tuple[int, int]
     window_ns: int
     grace_ns: int
     def wake(self) -> None: ...

@@ -204,6 +204,17 @@ cdef class GrantsPage(Page):
         native.storei64(&self.get().implicit_ns, as_ns(value, "implicit_ns"))
 
     @property
+    def slo_ns(self):
+        """The most time of a decode step and of a prefill, in whole microseconds; 0: not asked for."""
+        return 1000 * native.load32(&self.get().tpot_us), 1000 * native.load32(&self.get().ttft_us)
+
+    @slo_ns.setter
+    def slo_ns(self, both):
+        self.check_writable()
+        native.store32(&self.get().tpot_us, both[0] // 1000)
+        native.store32(&self.get().ttft_us, both[1] // 1000)
+
+    @property
     def window_ns(self):
         return native.loadi64(&self.get().window_ns)
 

@@ -158,7 +158,8 @@ cdef struct GrantsPage:
     uint64_t present_bytes   # of what can be moved, so much may be on the card while it comes; 0: all of it
     uint64_t spare_bytes     # an allocation that waits for more room than this waits in vain; 0: not known
     int64_t implicit_ns      # implicit_bytes has all that contexts took until then; 0: not read yet
-    uint8_t[8] reserved2
+    uint32_t tpot_us         # --slo: the most time of a decode step ...
+    uint32_t ttft_us         # ... and of a prefill; 0: not asked for
     # --- hot: one cache line, read by every gated launch
     uint32_t open_epoch      # epoch of the open-ended lease that is usable now, else 0: the gate's fast path
     uint32_t change          # futex; advanced with every publication and every GO
@@ -244,7 +245,13 @@ cdef struct ActivityPage:
     int64_t baton_end_ns     # of its turn
     # --- the limit ledger
     pthread_mutex_t ledger   # its first word is locked by logic/sync/section.pxd, zero is unlocked
-    uint8_t[24] pad1
+    # --- steps and prefills of its processes (logic/meter/steps.pxd), counted while they have a target (atomic)
+    uint32_t tpot_attained
+    uint32_t tpot_missed
+    uint32_t ttft_attained
+    uint32_t ttft_missed
+    uint32_t tpot_mean_us    # of the last decode steps
+    uint32_t ttft_last_us
     uint64_t charged_bytes   # Σ slots (reserved + committed), recomputed when an owner died
     uint64_t ledger_epoch    # advanced by every completed operation
     int64_t context_ns       # the newest context of a process is older (hook/memory/implicit.pyx); 0: there is none

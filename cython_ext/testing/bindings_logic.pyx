@@ -19,7 +19,7 @@ from cython_ext.logic.gate cimport (
     prequeue as ahead_logic, trace, window, windowlength,
 )
 from cython_ext.logic.meter cimport (
-    demand as demanding, durations, event_cost, graphs, meter as metering, transfers,
+    demand as demanding, durations, event_cost, graphs, meter as metering, steps as stepping, transfers,
 )
 from cython_ext.logic.gate.prequeue cimport Ahead as _Ahead
 from cython_ext.logic.gate.baton cimport Baton as _Baton, Processes as _Processes
@@ -508,6 +508,26 @@ cdef class Demand:
     @property
     def waits_ratio(self):
         return self.demand.waits_ppm / 1e6
+
+
+STEP_NONE, STEP_DECODE, STEP_PREFILL = stepping.STEP_NONE, stepping.STEP_DECODE, stepping.STEP_PREFILL
+PAUSE_NS, LONGER = stepping.PAUSE_NS, stepping.LONGER
+
+
+cdef class Steps:
+    """The steps of one thread."""
+
+    cdef stepping.Steps steps
+
+    def launches(self, int64_t now_ns, uint64_t spent_ns):
+        """A launch off the fast path; all before took ``spent_ns``."""
+        if self.steps.waited:
+            stepping.steps_begin(&self.steps, now_ns, spent_ns)
+
+    def waited(self, int64_t now_ns, uint64_t spent_ns):
+        """What ended with a wait, and how long that took."""
+        cdef int64_t lasted_ns = 0
+        return stepping.steps_end(&self.steps, now_ns, spent_ns, &lasted_ns), lasted_ns
 
 
 cdef class Belief:

@@ -467,6 +467,7 @@ class Vgpu:
         self.grants.mode = page_mode(record)
         self.grants.memory_limit_bytes = record.memory_limit_bytes
         self.grants.process_limit_bytes = record.process_limit_bytes
+        self.grants.slo_ns = record.share.tpot_ns, record.share.ttft_ns
         self.grants.flags = (self.grants.flags & ~_POLICY_FLAGS) | _LOSS_FLAGS[record.spec.on_server_loss]
         self.grants.wake()
 
@@ -540,7 +541,7 @@ def page_mode(record: VgpuRecord) -> PageMode:
 
 def new_grants(record: VgpuRecord, facts: GpuFacts, generation: int, grace_ns: int) -> GrantsPage:
     """A grants page without leases. ``grace_ns``: how long a gate waits for a silent server."""
-    return GrantsPage.create(
+    page = GrantsPage.create(
         vgpu_id=record.vgpu_id,
         gpu_uuid=facts.uuid,
         mode=page_mode(record),
@@ -551,3 +552,5 @@ def new_grants(record: VgpuRecord, facts: GpuFacts, generation: int, grace_ns: i
         grace_ns=grace_ns,
         flags=_LOSS_FLAGS[record.spec.on_server_loss] | _MEMORY_FLAGS[record.spec.oversubscribe],
     )
+    page.slo_ns = record.share.tpot_ns, record.share.ttft_ns
+    return page

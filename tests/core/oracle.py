@@ -104,7 +104,7 @@ def longest_period(run: Run) -> int:
     return min(max(cost * PPM // POLICY.handover_loss_ppm, POLICY.period_ns), POLICY.period_max_ns)
 
 
-def fairness(run: Run, begin: int = 0) -> list[str]:
+def fairness(run: Run, begin: int = 0, credit_ns: int = CREDIT) -> list[str]:
     """2 and 3: between those that always want both ways, against one that may sleep one way. From ``begin`` on."""
     period_ns = longest_period(run)
     found = []
@@ -117,7 +117,7 @@ def fairness(run: Run, begin: int = 0) -> list[str]:
                 continue
             since = max(since_j, steady.get(i, 0), begin) + run.up_ns
             both = quantum(run, j, weight, period_ns), quantum(run, i, max(weight, 1), period_ns)
-            k = max(both) + longest_overrun(run) + CREDIT
+            k = max(both) + longest_overrun(run) + credit_ns
             bound = k * PPM / run.shares[i].guarantee_ppm + k * PPM / run.shares[j].guarantee_ppm
             rise, _ = normalised_difference(run, i, j, since, run.now_ns)
             if rise > bound:

@@ -22,7 +22,7 @@ from tests.core.populations import works
 from vgpu.share import PPM, Mode, Priority, Share
 
 shares = st.builds(
-    lambda guarantee, extra, sms, priority, bursts, shareable, counted: Share(
+    lambda guarantee, extra, sms, priority, bursts, shareable, counted, slo: Share(
         guarantee * 10_000,
         PPM if bursts else min(PPM, (guarantee + extra) * 10_000),
         sms * 1000,
@@ -30,6 +30,8 @@ shares = st.builds(
         bursts,
         shareable=shareable and counted,
         counted=counted,
+        tpot_ns=slo[0] * MS,
+        ttft_ns=slo[1] * MS,
     ),
     st.integers(1, 40),
     st.sampled_from([0, 10, 100, 100]),
@@ -38,6 +40,7 @@ shares = st.builds(
     st.booleans(),
     st.sampled_from([True, True, True, False]),
     st.sampled_from([True, True, True, False]),
+    st.sampled_from([(0, 0), (0, 0), (10, 0), (30, 500), (0, 200)]),
 )
 demands = st.lists(st.sampled_from([0, 200_000, 600_000, 900_000]), min_size=1, max_size=3).map(tuple)
 """For a tenth of a second each."""

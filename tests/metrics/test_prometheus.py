@@ -87,7 +87,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Scraped]:
         try:
             for name, percent in (("small", "30"), ("large", "70")):
                 with node.link() as link:
-                    spec = VgpuSpec.parse(name=name, sm_percent=percent, memory_bytes="2G")
+                    spec = VgpuSpec.parse(name=name, sm_percent=percent, memory_bytes="2G", slo="tpot=1h")
                     vgpu = link.create(spec, claim=Claim("api", name))
                 environment = attachment([vgpu]).environment(node.environment)
                 work = [sys.executable, "-m", "vgpu.workload", "--mode", "compute", "--seconds", "200"]

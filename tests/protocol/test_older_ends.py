@@ -10,7 +10,14 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.integrations.claims import Claim
 from vgpu.protocol.hello import Request
 from vgpu.protocol.messages import Create, Forward, MigrateIn, Set, Suspend, VgpuList
-from vgpu.protocol.versions import PODS_SINCE, PROTOCOL_VERSION, QUEUE_SINCE, RANGES_SINCE, TRIGGERS_SINCE
+from vgpu.protocol.versions import (
+    PODS_SINCE,
+    PROTOCOL_VERSION,
+    QUEUE_SINCE,
+    RANGES_SINCE,
+    SLO_SINCE,
+    TRIGGERS_SINCE,
+)
 from vgpu.queueing.preempted import Preempted
 from vgpu.spec import VgpuChanges, VgpuSpec
 
@@ -69,6 +76,21 @@ def test_a_gpu_server_from_before_preemption_suspends_and_is_not_asked_to_preemp
 def test_a_request_that_is_passed_on_gets_older_too() -> None:
     told = Forward(uid=0, request=Create(spec=SPEC)).said_to(OLDER)
     assert told["request"] == Create(spec=SPEC).said_to(OLDER)
+
+
+PACED = SPEC.model_copy(update={"slo": "tpot=30ms"})
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [Create(spec=PACED), Set(vgpu="first", changes=VgpuChanges.parse(slo="off")), arrival(PACED)],
+    ids=["create", "set", "arrive"],
+)
+def test_latency_targets_are_not_sent_to_an_end_without_them(request_: Request) -> None:
+    assert "slo" in str(request_.said_to(SLO_SINCE))
+    with pytest.raises(VgpuError, match="has no --slo") as refused:
+        request_.said_to(SLO_SINCE - 1)
+    assert refused.value.code is ErrorCode.VERSION
 
 
 EXCLUSIVE = SPEC.model_copy(update={"lease": LeaseChoice.EXCLUSIVE})

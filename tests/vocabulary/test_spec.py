@@ -13,6 +13,7 @@ from vgpu.enums import PriorityName
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import REQUESTS, Create
 from vgpu.spec import VgpuChanges, VgpuSpec, as_options, checked_period, checked_window, explain
+from vgpu.units import parse_slo
 
 GIB = 1 << 30
 
@@ -126,6 +127,43 @@ def test_changes_replace_what_they_name_and_are_checked_together() -> None:
     with pytest.raises(VgpuError, match=r"^--mem: 1 MiB does not") as refused:
         VgpuChanges.parse(memory_bytes="1M")
     assert refused.value.code is ErrorCode.INVALID
+
+
+@pytest.mark.parametrize(
+    ("text", "targets", "shown"),
+    [
+        ("tpot=30ms", (30, 0), "tpot=30ms"),
+        (" TTFT = 0.5s , tpot=30ms", (30, 500), "tpot=30ms,ttft=500ms"),
+        ("ttft=1h", (0, 3_600_000), "ttft=1h"),
+        ("off", (0, 0), ""),
+        ("", (0, 0), ""),
+    ],
+)
+def test_latency_targets(text: str, targets: tuple[int, int], shown: str) -> None:
+    spec = VgpuSpec.parse(sm_percent=30, slo=text)
+    assert parse_slo(spec.slo) == (targets[0] * 10**6, targets[1] * 10**6)
+    assert spec.slo == shown
+    assert VgpuChanges.parse(sm_percent=40).applied_to(spec).slo == shown
+    assert VgpuChanges.parse(slo="off").applied_to(spec).slo == ""
+    assert ("slo" in spec.model_dump()) == bool(shown)  # an older node does not know the field
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("30ms", "names no target"),
+        ("tpot=30", "is not a duration"),
+        ("tpot=1us", "is not between 1ms and 1h"),
+        ("tpot=2h", "is not between"),
+        ("tpot=30ms,tpot=40ms", "one twice"),
+        ("p99=30ms", "write tpot=30ms, ttft=500ms, or tpot=30ms,ttft=500ms; or: off"),
+        ("tpot=30ms|ttft=500ms", "is not a duration"),
+    ],
+)
+def test_what_is_no_latency_target(text: str, reason: str) -> None:
+    with pytest.raises(VgpuError, match=r"^--slo: ") as refused:
+        VgpuSpec.parse(sm_percent=30, slo=text)
+    assert reason in refused.value.message
 
 
 def test_how_long_it_has_to_be_idle() -> None:

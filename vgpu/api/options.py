@@ -34,6 +34,7 @@ class Changes(TypedDict, total=False):
     overcommit: bool
     priority: Literal["high", "normal", "low"]
     lease: Literal["auto", "exclusive"]
+    slo: str
     on_server_loss: Literal["block", "error", "run"]
     name: str
     ttl: int | str
@@ -54,6 +55,7 @@ class Options(TypedDict, total=False):
     oversubscribe: Literal["swap", "managed"]
     priority: Literal["high", "normal", "low"]
     lease: Literal["auto", "exclusive"]
+    slo: str
     on_server_loss: Literal["block", "error", "run"]
     ttl: int | str
     idle_suspend: int | str

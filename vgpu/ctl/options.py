@@ -117,6 +117,10 @@ LeaseOption = Annotated[
     LeaseChoice | None,
     typer.Option(help="exclusive: never on the GPU beside others. New vGPUs: auto, beside others while light."),
 ]
+SloOption = Annotated[
+    str | None,
+    typer.Option("--slo", metavar="TARGETS", help="Latency targets, as in tpot=30ms,ttft=500ms; or: off."),
+]
 LossOption = Annotated[
     OnServerLoss | None, typer.Option(help="What its programs do without the GPU Server. New vGPUs: block.")
 ]
@@ -179,6 +183,7 @@ def _wanted(
     overcommit: Annotated[bool, typer.Option("--overcommit", help=OVERCOMMIT)] = False,
     oversubscribe: OversubscribeOption = None,
     lease: LeaseOption = None,
+    slo: SloOption = None,
     on_server_loss: LossOption = None,
     share_group: ShareGroup = None,
     group: Group = None,
@@ -204,6 +209,7 @@ def _wanted(
         overcommit=overcommit,
         oversubscribe=oversubscribe,
         lease=lease,
+        slo=slo,
         on_server_loss=on_server_loss,
         share_group=share_group,
         group=group,

@@ -214,6 +214,7 @@ def facts(detail: VgpuDetail) -> dict[str, str | Cell]:
         **({"resumes on": until} if (until := awaited(vgpu.resume_on, vgpu.resume_at_unix_s)) else {}),
         "used": f"{tables.percent(vgpu.busy_ratio)} of the GPU, {_tokens(vgpu)}",
         **({"lease": _lease(vgpu)} if vgpu.mode == "temporal" and vgpu.demand_ratio else {}),
+        **tables.targets(vgpu),
         **_moving(vgpu),
         "total": f"{counted(vgpu.tokens, 'token')}, {busy} of GPU time, {counted(vgpu.launches, 'launch')}",
         "memory": f"{tables.used_of(vgpu.memory_used_bytes, vgpu.memory_limit_bytes)}, "
@@ -338,6 +339,7 @@ def set_(
     idle_suspend: options.IdleSuspend = None,
     resume_on: options.ResumeOn = None,
     lease: options.LeaseOption = None,
+    slo: options.SloOption = None,
     on_server_loss: options.LossOption = None,
     form: OutputOption = Output.TABLE,
 ) -> None:
@@ -365,6 +367,7 @@ def set_(
         idle_suspend=idle_suspend,
         resume_on=resume_on,
         lease=lease,
+        slo=slo,
         on_server_loss=on_server_loss,
     )
     with ControlLink() as node:

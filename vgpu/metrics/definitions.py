@@ -17,7 +17,7 @@ from typing import Any, Final, get_args
 
 from vgpu.integrations.claims import Claim
 from vgpu.metrics.kinds import Gpu, Kind, Metric, Of, Seen, Taken, Values, Vgpu
-from vgpu.protocol.messages import GpuStatus, ProcessReading, VgpuStatus
+from vgpu.protocol.messages import GpuStatus, ProcessReading, Steps, VgpuStatus
 from vgpu.protocol.usage import UserUsage
 
 SECOND_NS: Final = 1_000_000_000
@@ -71,6 +71,15 @@ def _claim(claim: Claim | None) -> Values | None:
     if claim is None:
         return None
     return _says(claim.kind, *(readable(claim.labels.get(name, "")) for name in ("namespace", "pod", "container")))
+
+
+def _steps(steps: Steps) -> Values:
+    """A series for each kind and result."""
+    return tuple(
+        ((kind, result), float(getattr(steps, f"{kind}_{result}")))
+        for kind in ("tpot", "ttft")
+        for result in ("attained", "missed")
+    )
 
 
 def readable(text: str) -> str:
@@ -284,6 +293,19 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         GAUGE,
         "The GPU time of what its programs launch between two waits for the GPU: long bursts make it heavy.",
         lambda v: v.reading.burst_ns / SECOND_NS,
+    ),
+    _vgpu(
+        "slo_steps_total",
+        COUNTER,
+        "Decode steps (tpot) and prefills (ttft) that its latency targets (--slo) judged: attained or missed.",
+        lambda v: _steps(v.reading.steps) if v.reading.spec.slo else None,
+        *("kind", "result"),
+    ),
+    _vgpu(
+        "slo_tpot_seconds",
+        GAUGE,
+        "Time of a decode step: the moving average of the last ones; 0: none was counted.",
+        lambda v: v.reading.steps.tpot_mean_ns / SECOND_NS if v.reading.spec.slo else None,
     ),
     _vgpu(
         "token_seconds_total",

@@ -43,6 +43,7 @@ from vgpu.protocol.versions import (
     QUEUE_SINCE,
     RANGES_SINCE,
     REQUEST_IDS_SINCE,
+    SLO_SINCE,
     TRIGGERS_SINCE,
 )
 from vgpu.queueing.preempted import Preempted
@@ -95,6 +96,16 @@ def _refuse_triggers(triggers: tuple[str, ...] | None, version: int, at_unix_s: 
         )
 
 
+def _refuse_targets(asked: bool, version: int) -> None:
+    """``VgpuError`` (version): a node of that version would not understand latency targets."""
+    if asked and version < SLO_SINCE:
+        raise VgpuError(
+            ErrorCode.VERSION,
+            "this node, or its GPU Server, is of an older release, which has no --slo",
+            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+        )
+
+
 class Create(Request):
     """Make a vGPU → ``VgpuStatus``. ``gpu``: "auto" (by the node's placement), an index, or a UUID (any case, prefix).
 
@@ -140,6 +151,7 @@ class Create(Request):
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.spec.scales, version)
         _refuse_triggers(self.spec.resume_on, version)
+        _refuse_targets(bool(self.spec.slo), version)
         if self.owner_uid is not None and version < OWNERS_SINCE:
             raise VgpuError(
                 ErrorCode.VERSION,
@@ -216,6 +228,7 @@ class Set(Request):
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.changes.scales, version)
         _refuse_triggers(self.changes.resume_on, version)
+        _refuse_targets(self.changes.slo is not None, version)
         if version >= LEASES_SINCE:
             return super().said_to(version)
         return self.model_dump(mode="json", exclude=_newer_part("changes", self.changes.lease, None))
@@ -313,6 +326,7 @@ class MigrateIn(Request):
     def said_to(self, version: int) -> dict[str, Any]:
         _refuse_ranges(self.spec.scales, version)
         _refuse_triggers(self.spec.resume_on, version)
+        _refuse_targets(bool(self.spec.slo), version)
         if version >= TRIGGERS_SINCE:
             return super().said_to(version)
         # There it stays suspended until a person resumes it.
@@ -478,6 +492,18 @@ FORWARDS: TypeAdapter[Forward] = TypeAdapter(Forward)
 # --- readings -----------------------------------------------------------------------------------------------------
 
 
+class Steps(Reading):
+    """Decode steps and prefills of a vGPU's programs, those in time and those that were not. They are counted while the
+    vGPU has a target for them (``--slo``), since its activity page was made."""
+
+    tpot_attained: int = 0
+    tpot_missed: int = 0
+    ttft_attained: int = 0
+    ttft_missed: int = 0
+    tpot_mean_ns: int = 0  # of the last decode steps; 0: none was counted
+    ttft_last_ns: int = 0  # of the last prefill
+
+
 class VgpuStatus(Reading):
     """One vGPU now. Rates and ``*_ratio`` of use cover the last second; totals count from creation."""
 
@@ -536,6 +562,7 @@ class VgpuStatus(Reading):
     light: bool = False  # it needs so little of the GPU's time that it may have a shared lease
     demand_ratio: float = 0.0  # the part of its time in which it needs the GPU; 0: not measured yet
     burst_ns: int = 0  # the GPU time of what it launches between two waits for the GPU
+    steps: Steps = Steps()  # of a vGPU with latency targets
 
     memory_limit_bytes: int
     memory_used_bytes: int  # charged: reserved + committed + implicit

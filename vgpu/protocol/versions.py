@@ -14,7 +14,7 @@ PROTOCOL_VERSION: Final = 7
 5: ``Awaits``; a claim has ``pods``.
 6: ``Create`` carries ``queue_ns``, ``SetGpu`` ``draining``, and ``Suspend`` ``preempted``; a specification has ranges,
 ``Set`` has ``scaling``; ``Usage``, ``Why``, ``GetQuota``, ``SetQuotas``, ``GetQueue``.
-7: ``Suspend`` carries ``resume_on`` and ``resume_at_unix_s``; a specification has ``resume_on``.
+7: ``Suspend`` carries ``resume_on`` and ``resume_at_unix_s``; a specification has ``resume_on`` and ``slo``.
 """
 OLDEST_VERSION: Final = 1
 REQUEST_IDS_SINCE: Final = 3
@@ -34,3 +34,5 @@ RANGES_SINCE: Final = 6
 """The first version that has ``VgpuSpec.sm_range_percent`` and ``memory_range_bytes``, and ``Set.scaling``."""
 TRIGGERS_SINCE: Final = 7
 """The first version that has ``Suspend.resume_on``, ``Suspend.resume_at_unix_s`` and ``VgpuSpec.resume_on``."""
+SLO_SINCE: Final = 7
+"""The first version that has ``VgpuSpec.slo``."""

@@ -8,7 +8,7 @@ from typing import Final
 
 from rich.cells import cell_len
 
-from vgpu.ctl.present.tables import doing, token_rate, user_name
+from vgpu.ctl.present.tables import attained, doing, token_rate, user_name
 from vgpu.protocol.messages import ProcessReading, VgpuStatus
 from vgpu.top.draw import Glyphs, Line, Span, bar, cut, cut_in_the_middle, fixed, spark, width_of
 from vgpu.top.model import Choice, Row, group_of, share_of, state_word
@@ -171,6 +171,7 @@ COLUMNS: Final = (
         ),
         right=True,
     ),
+    Column("SLO", "slo", 7, 7, 47, plain(lambda vgpu: attained(vgpu.steps)), right=True),
     Column(
         "REFUSED",
         "refused",

@@ -41,6 +41,7 @@ COLUMNS: Final = (
     ("TOKENS/S", "leases begun per second"),
     ("WAITING", "for how long it has wanted the GPU without having it"),
     ("LAG", "+: GPU time that it is owed; −: debt, for work that ran past a lease"),
+    ("SLO", "part of the decode steps and prefills that were in time (--slo)"),
     ("REFUSED", "allocations refused at its limit"),
 )
 

@@ -123,6 +123,7 @@ ORDERS: Final = (
     Order("procs", lambda vgpu: vgpu.processes),
     Order("waiting", lambda vgpu: vgpu.waiting_ns),
     Order("lag", lambda vgpu: vgpu.lag_ns),
+    Order("slo", lambda vgpu: vgpu.steps.tpot_missed + vgpu.steps.ttft_missed),
     Order("refused", lambda vgpu: vgpu.memory_refusals),
 )
 ORDER_NAMES: Final = tuple(order.name for order in ORDERS)

@@ -40,6 +40,7 @@ VGPUS: Final = (
     Column("PROCS", right=True, extra=True),
     Column("WAITING", right=True, extra=True),
     Column("LAG", right=True, extra=True),
+    Column("SLO", right=True, extra=True),
     Column("REFUSED", right=True, extra=True),
 )
 
@@ -91,5 +92,6 @@ def vgpu_row(vgpu: VgpuStatus) -> Row:
         str(vgpu.processes),
         short_duration(vgpu.waiting_ns) if vgpu.waiting_ns else "",
         lag_text(vgpu.lag_ns),
+        tables.attained(vgpu.steps),
         str(vgpu.memory_refusals),
     )

@@ -1,6 +1,6 @@
 """The application's threads: their records and counters, whether they are in the driver, and at which vGPU's gate."""
 
-from libc.stdint cimport int64_t, uint64_t
+from libc.stdint cimport UINT32_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.gate.fastpath cimport announce
 from cython_ext.hook.generated.driver cimport (
@@ -8,11 +8,13 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport vgpu_captures_end_with, vgpu_capturing, vgpu_context_came
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, State, Thread, attached, state, vgpu_thread
+from cython_ext.pages.layout cimport ActivityPage
 from cython_ext.logic.meter.demand cimport waits_begin, waits_end
+from cython_ext.logic.meter.steps cimport STEP_DECODE, STEP_PREFILL, steps_begin, steps_end
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.logic.meter.meter cimport meter_promised_ns, meter_spent_ns, meter_turns, usage_settle
 from cython_ext.logic.gate.window cimport backlog_busy_ns
-from cython_ext.native cimport add64, fence, load32, load64, now_ns, rarely, store32, store64
+from cython_ext.native cimport add32, add64, fence, load32, load64, now_ns, rarely, store32, store64
 
 cdef extern from *:
     """
@@ -217,9 +219,12 @@ cdef public void vgpu_begins_to_wait() noexcept nogil:
 
 
 cdef public void vgpu_waited() noexcept nogil:
-    """... and is over."""
+    """... and is over. With it a step may be."""
+    cdef int64_t now
     if attached() and state().waits.threads:
-        waits_end(&state().waits, now_ns())
+        now = now_ns()
+        waits_end(&state().waits, now)
+        step_ends(now)
 
 
 cdef public void vgpu_is_held_up() noexcept nogil:
@@ -230,7 +235,53 @@ cdef public void vgpu_is_held_up() noexcept nogil:
 
 cdef public void vgpu_was_held_up() noexcept nogil:
     waits_end(&state().held_up, now_ns())
-    vgpu_waited()
+    if attached() and state().waits.threads:
+        waits_end(&state().waits, now_ns())
+
+
+# --- steps and prefills
+
+cdef inline uint64_t spent_ns(const Gate* gate, const Thread* thread) noexcept nogil:
+    """What the thread's launches took by themselves. Those under leases with an end are counted for the process."""
+    return <uint64_t>meter_spent_ns(&thread.meter) + load64(&gate.tracked_ns)
+
+
+cdef public void vgpu_step_begins(Gate* gate, Thread* thread) noexcept nogil:
+    """A launch off the fast path. Behind a wait it begins a step, or continues one. The caller holds ``gate.lock``."""
+    if thread.steps.waited:
+        steps_begin(&thread.steps, now_ns(), spent_ns(gate, thread))
+
+
+cdef void step_ends(int64_t now) noexcept nogil:
+    """A wait for the GPU is over: count the step or the prefill that ended with it, against the vGPU's targets. The
+    thread's next launch goes through the gate, which dates the next step."""
+    cdef Thread* thread = <Thread*>vgpu_thread
+    cdef Gate* gate = NULL if thread == NULL else thread.gate
+    cdef ActivityPage* page
+    cdef int64_t lasted_ns = 0
+    cdef uint32_t tpot_us, ttft_us
+    cdef int kind
+    if gate == NULL:
+        return
+    tpot_us = load32(&gate.grants.tpot_us)
+    ttft_us = load32(&gate.grants.ttft_us)
+    if tpot_us == 0 and ttft_us == 0:
+        return
+    page = gate.activity
+    kind = steps_end(&thread.steps, now, spent_ns(gate, thread), &lasted_ns)
+    thread.stream = NULL
+    if kind == STEP_DECODE and tpot_us != 0:
+        add32(&page.tpot_attained if lasted_ns <= 1000 * <int64_t>tpot_us else &page.tpot_missed, 1)
+        store32(&page.tpot_mean_us, moved(load32(&page.tpot_mean_us), lasted_ns))
+    elif kind == STEP_PREFILL and ttft_us != 0:
+        add32(&page.ttft_attained if lasted_ns <= 1000 * <int64_t>ttft_us else &page.ttft_missed, 1)
+        store32(&page.ttft_last_us, moved(0, lasted_ns))
+
+
+cdef inline uint32_t moved(uint32_t mean_us, int64_t lasted_ns) noexcept nogil:
+    """A moving average with one value more, of microseconds; 0: there was none."""
+    cdef int64_t lasted_us = min(lasted_ns / 1000, <int64_t>UINT32_MAX)
+    return <uint32_t>(lasted_us if mean_us == 0 else (15 * <int64_t>mean_us + lasted_us) / 16)
 
 
 cdef public bint vgpu_is_calling() noexcept nogil:

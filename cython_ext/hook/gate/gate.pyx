@@ -20,8 +20,8 @@ from cython_ext.hook.hook cimport (
     vgpu_know_stream, vgpu_look, vgpu_mark, vgpu_mark_launch, vgpu_may_be_spared, vgpu_outdate_probe,
     vgpu_publish_counts, vgpu_publish_submission, vgpu_queue_ahead, vgpu_recollect, vgpu_ring, vgpu_sample_begin,
     vgpu_sample_end, vgpu_sample_metered, vgpu_sample_void, vgpu_say, vgpu_siblings_run, vgpu_spent_epoch,
-    vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_turn_to, vgpu_wait_for_baton, vgpu_want,
-    vgpu_was_held_up,
+    vgpu_step_begins, vgpu_stream_index, vgpu_take, vgpu_touch, vgpu_touched, vgpu_turn_to, vgpu_wait_for_baton,
+    vgpu_want, vgpu_was_held_up,
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_DEVICE_UNAVAILABLE, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, PASS_ANNOUNCED, PASS_CALLING,
@@ -447,6 +447,7 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
     launch.gate = gate
     launch.thread = thread
     lock_acquire(&gate.lock)
+    vgpu_step_begins(gate, thread)
     while not gate.open and not (gate.lost and load32(&gate.grants.flags) & GRANTS_LOSS_RUN):
         change = load32(&gate.grants.change)
         error = refused(gate)

@@ -59,6 +59,7 @@ cdef enum:
     # When an idle lease goes back: after the gap that costs as much as a hand-over of 0.4 ms
     BREAK_EVEN_NS = 800_000
     EXPECTED_IDLE_NS = 100_000
+    STEPS_APART_NS = 2_000_000       # ... of a vGPU with a tpot after an eighth of that, up to so much
     IDLE_ALONE_NS = 20_000_000       # no other vGPU wants: the next to want, this one too, gets GO by the dispatcher
 
 
@@ -196,6 +197,8 @@ cdef void give_back(Gate* gate, int64_t now) noexcept nogil:
         if gate.grants.mode != MODE_TEMPORAL:
             return
         patience = IDLE_ALONE_NS
+    # Between two decode steps the host is soon done, and a hand-over in between would delay the next step.
+    patience = max(patience, min(125 * <int64_t>load32(&gate.grants.tpot_us), <int64_t>STEPS_APART_NS))
     if now - gate.idle_since_ns < patience:
         return
     exchange32(&gate.slot.want, 0)

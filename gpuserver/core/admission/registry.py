@@ -34,7 +34,7 @@ from vgpu.packing.knapsack import Work
 from vgpu.packing.partition import Partition, partition
 from vgpu.share import CARD_MPERCENT, PPM, Mode, Priority, Share
 from vgpu.spec import SMALLEST_MEMORY_BYTES, VgpuChanges, VgpuSpec, refuse_like_id
-from vgpu.units import MIB, counted, format_bytes
+from vgpu.units import MIB, counted, format_bytes, parse_slo
 
 MAX_VGPUS = 256
 NOTHING = Share(guarantee_ppm=0, sm_mpercent=0)
@@ -643,6 +643,7 @@ def share_of(spec: VgpuSpec, granted: Partition | None) -> Share:
     request = _part(spec.quota_request_ratio)
     limit = _part(spec.quota_limit_percent / 100)
     guarantee_ppm = max(1, int(compute * request * PPM))
+    targets = parse_slo(spec.slo)
     return Share(
         guarantee_ppm=guarantee_ppm,
         limit_ppm=PPM if spec.burst else max(guarantee_ppm, int(compute * limit * PPM)),
@@ -650,4 +651,6 @@ def share_of(spec: VgpuSpec, granted: Partition | None) -> Share:
         priority=Priority[spec.priority.name],
         bursts=spec.burst,
         shareable=granted is None and may_share(spec),
+        tpot_ns=targets.tpot_ns,
+        ttft_ns=targets.ttft_ns,
     )

@@ -25,6 +25,8 @@ class Accounts:
         self.capped: dict[VgpuIndex, Account] = {}
         self.members: dict[VgpuIndex, Account] = {}
         """Those with a gang window, in force or lapsed."""
+        self.paced: dict[VgpuIndex, Account] = {}
+        """Those with an slo."""
         self.competing: dict[VgpuIndex, Account] = {}
         self.holding: dict[VgpuIndex, Account] = {}
         """Those with a granted lease that is not over."""
@@ -70,6 +72,7 @@ class Accounts:
         return {
             "capped": {a.key: a for a in accounts if a.capped},
             "members": {a.key: a for a in accounts if a.gang_window is not None},
+            "paced": {a.key: a for a in accounts if a.share.has_slo},
             "competing": {a.key: a for a in accounts if a.competing},
             "holding": {a.key: a for a in accounts if a.holds},
             "penalised": {a.key: a for a in accounts if a.penalised},
@@ -94,13 +97,17 @@ class Accounts:
 
     def remove(self, account: Account) -> None:
         """The account wants nothing and holds nothing any more."""
-        for accounts in (self.all, self.capped, self.members, self.resting, self.company):
+        for accounts in (self.all, self.capped, self.members, self.paced, self.resting, self.company):
             accounts.pop(account.key, None)
         self._rank()
 
     def sort_in(self, account: Account) -> None:
         """Its share or its gang has changed."""
-        for some, one_of_them in ((self.capped, account.capped), (self.members, account.gang_window is not None)):
+        for some, one_of_them in (
+            (self.capped, account.capped),
+            (self.members, account.gang_window is not None),
+            (self.paced, account.share.has_slo),
+        ):
             if one_of_them:
                 some[account.key] = account
             else:

@@ -56,6 +56,18 @@ class Policy:
     """The most predicted GPU time in flight while others wait. A host that pauses for longer leaves the GPU idle."""
     window_low_ns: int = 250 * MICROSECOND
     """The window below a higher class that exists on this GPU."""
+    slo_window_ns: int = 2 * MILLISECOND
+    """The window beside a vGPU with a tpot, of the same class or a higher one, that had the GPU lately."""
+    slo_turn_ppm: int = 125_000
+    """While such a vGPU wants, a turn of another lasts this part of the tpot at most."""
+    slo_turn_least_ns: int = MILLISECOND
+    """... or this long, if that is more. Shorter turns lose more to hand-overs."""
+    slo_credit_ns: int = SECOND
+    """The most that a vGPU with an slo is owed for its idle time. A shorter answer is not cut by turns of others."""
+    slo_pause_ns: int = 20 * MILLISECOND
+    """A vGPU with an slo that wants again after a longer pause has a new request: its ttft counts, not its tpot."""
+    slo_active_ns: int = SECOND
+    """A vGPU with a tpot that had the GPU so lately keeps the windows of others short, and their leases finite."""
     minimum_stay_handovers: int = 5
     """A vGPU of the same class cuts no open-ended lease before it lasted this many hand-over costs."""
     standby: bool = True

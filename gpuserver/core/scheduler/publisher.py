@@ -54,8 +54,26 @@ class Publisher:
 
     def window(self, account: Account) -> int:
         """The most predicted GPU time that the vGPU may have in flight while others wait, ns."""
-        lower = account.share.priority < self._accounts.highest
-        return self.policy.window_low_ns if lower else self.policy.window_ns
+        mine, policy = account.share.priority, self.policy
+        if not self.beside_tpot(account):
+            return policy.window_low_ns if mine < self._accounts.highest else policy.window_ns
+        if any(other.share.priority > mine for other in self._accounts.company.values()):
+            return policy.window_low_ns
+        return min(policy.window_ns, policy.slo_window_ns)
+
+    def beside_tpot(self, account: Account) -> bool:
+        """Whether another vGPU with a tpot, of the same class or a higher one, has the GPU, wants it, or had it lately.
+        What ``account`` has in flight would delay its next step or request."""
+        return any(
+            other is not account
+            and other.share.tpot_ns > 0
+            and other.share.priority >= account.share.priority
+            and (other.wants or bool(other.holds) or self._was_served_lately(other))
+            for other in self._accounts.paced.values()
+        )
+
+    def _was_served_lately(self, account: Account) -> bool:
+        return self._accounts.now_ns - account.served_ns < self.policy.slo_active_ns
 
     # --- new leases
 

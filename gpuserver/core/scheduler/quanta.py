@@ -44,6 +44,10 @@ class Quanta(ABC):
         """C: the most that the vGPU is owed for its idle time when it wakes."""
         return min(self.policy.idle_credit_ns, 2 * self.quantum(account))
 
+    def wake_credit(self, account: Account) -> int:
+        """The same where it begins to want: one with an slo may be owed a whole answer."""
+        return self.idle_credit(account)
+
     def grid(self, account: Account, time: int) -> int:
         """The deadline of ``account`` at virtual ``time``: advanced by whole quanta until at least half a shortest
         token fits before it. Deadlines that stay on the grid compensate a token that ended a little early or late.
@@ -95,6 +99,9 @@ class TurnQuanta(Quanta):
             quantum = shortest
         return quantum if quantum < longest else longest
 
+    def wake_credit(self, account: Account) -> int:
+        return self.policy.slo_credit_ns if account.share.has_slo else self.idle_credit(account)
+
     def adapt_period(self, now_ns: int, shared: Container[VgpuIndex]) -> None:
         """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to a vGPU.
         ``shared``: vGPUs that take no turns."""
@@ -106,6 +113,7 @@ class TurnQuanta(Quanta):
             return
         period = policy.period_ns
         sensitive = max([a.returns_ppm for a in company]) > policy.bursty_ppm
+        sensitive = sensitive or any(a.share.has_slo for a in company)
         if accounts.highest is Priority.HIGH:
             sensitive = sensitive or any(a.share.priority is Priority.HIGH for a in company)
         if all(a.kind.brief for a in company):

@@ -82,7 +82,7 @@ class RunQueue:
         """The vGPU wants again. Its v is at most the idle credit behind V, and never decreases: idling keeps debts."""
         clock = self._time.keep(now_ns)
         quantum = self._quanta.quantum(account)
-        credit = max(self._quanta.idle_credit(account), account.restored_ns)
+        credit = max(self._quanta.wake_credit(account), account.restored_ns)
         account.restored_ns = 0
         account.time = max(account.time, clock - virtual(credit, account.guarantee))
         account.deadline = account.time + virtual(quantum, account.guarantee)
@@ -111,8 +111,11 @@ class RunQueue:
             self._accounts.compete(account)
 
     def _deep_in_debt(self, account: Account, now_ns: int) -> bool:
-        """Whether the vGPU has to wait outside the competition until the others have caught up."""
+        """Whether the vGPU has to wait outside the competition until the others have caught up. It owes nothing for
+        what one with an slo is owed for its idle time."""
         ahead_ns = self._time.ahead_ns(account, now_ns)
+        if any(other.competing and other is not account for other in self._accounts.paced.values()):
+            ahead_ns -= self.policy.slo_credit_ns
         return ahead_ns > self.policy.grace_ns and ahead_ns > 2 * self._quanta.quantum(account)
 
     # --- limits

@@ -19,7 +19,7 @@ from gpuserver.runtime.rates import Rates
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
 from vgpu.enums import Oversubscribe, PriorityName
 from vgpu.packing.partition import SM_STEP
-from vgpu.protocol.messages import OutsideProcess, ProcessReading, VgpuStatus
+from vgpu.protocol.messages import OutsideProcess, ProcessReading, Steps, VgpuStatus
 from vgpu.protocol.triggers import CALL
 from vgpu.share import PPM, Mode
 from vgpu.units import counted, format_bytes, format_duration
@@ -110,6 +110,7 @@ def vgpu_reading(
         light=statement.light,
         demand_ratio=statement.demand_ppm / PPM,
         burst_ns=statement.burst_ns,
+        steps=Steps() if vgpu.activity is None else Steps(**vgpu.activity.steps._asdict()),
         memory_limit_bytes=record.memory_limit_bytes,
         memory_used_bytes=vgpu.used_bytes,
         memory_away_bytes=vgpu.away_bytes,

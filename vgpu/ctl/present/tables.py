@@ -11,7 +11,7 @@ from vgpu.ctl.present.output import Cell, Column, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, range_text, three_digits
 
 if TYPE_CHECKING:
-    from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, VgpuStatus
+    from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, Steps, VgpuStatus
     from vgpu.protocol.usage import UsageReport
 
 VGPUS: Final = (
@@ -26,6 +26,7 @@ VGPUS: Final = (
     Column("PROCS", right=True, extra=True),
     Column("TOKENS/S", right=True, extra=True),
     Column("NEEDS", right=True, extra=True),
+    Column("SLO", right=True, extra=True),
     Column("PEAK", right=True, extra=True),
     Column("REFUSED", right=True, extra=True),
     Column("AGE", right=True, extra=True),
@@ -117,6 +118,7 @@ def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:
         str(vgpu.processes),
         vgpu_token_rate(vgpu),
         needs(vgpu.demand_ratio),
+        attained(vgpu.steps),
         format_bytes(vgpu.memory_peak_bytes),
         str(vgpu.memory_refusals),
         format_duration(whole_seconds_ns(now - vgpu.created_unix_s)),
@@ -255,6 +257,28 @@ def state(word: str) -> Cell:
 def needs(demand_ratio: float) -> str:
     """The part of its time in which it needs the GPU, by which a vGPU is light or heavy; empty: not measured yet."""
     return percent(demand_ratio) if demand_ratio else ""
+
+
+def attained(steps: Steps) -> str:
+    """``99.2 %``: the part of the decode steps and prefills that were in time; empty: none was counted."""
+    good, bad = steps.tpot_attained + steps.ttft_attained, steps.tpot_missed + steps.ttft_missed
+    return percent(good / (good + bad)) if good + bad else ""
+
+
+def targets(vgpu: VgpuStatus) -> dict[str, str]:
+    """The latency targets, and which part was in time."""
+    if not vgpu.spec.slo:
+        return {}
+    steps, said = vgpu.steps, [vgpu.spec.slo]
+    kinds = (
+        ("decode steps", steps.tpot_attained, steps.tpot_missed, "mean of the last", steps.tpot_mean_ns),
+        ("prefills", steps.ttft_attained, steps.ttft_missed, "the last", steps.ttft_last_ns),
+    )
+    for things, good, bad, which, lasted_ns in kinds:
+        if good + bad:
+            part = percent(good / (good + bad))
+            said.append(f"{part} of {good + bad} {things} in time, {which} {format_duration(rounded_ns(lasted_ns))}")
+    return {"latency": "; ".join(said)}
 
 
 def percent(ratio: float) -> str:

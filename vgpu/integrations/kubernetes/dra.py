@@ -45,6 +45,7 @@ _FIELDS: Final = {
     "oversubscribe": "oversubscribe",
     "onServerLoss": "on_server_loss",
     "idleSuspend": "idle_suspend_ns",
+    "slo": "slo",
 }
 _SUSPENDED: Final = frozenset({"suspended", "idle-suspended"})
 Object = Mapping[str, Any]

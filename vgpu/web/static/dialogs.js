@@ -21,6 +21,7 @@ export const FIELDS = [
   { key: "priority", option: "--priority", label: "Priority", choices: ["normal", "high", "low"], of: (spec) => spec.priority },
   { key: "ttl_ns", option: "--ttl", label: "Remove after", unit: "such as 8h", example: "default: never", of: (spec) => time(spec.ttl_ns) },
   { key: "idle_suspend_ns", option: "--idle-suspend", label: "Suspend when idle for", unit: "such as 10m", example: "default: never", of: (spec) => time(spec.idle_suspend_ns) },
+  { key: "slo", option: "--slo", label: "Latency targets", unit: "such as tpot=30ms,ttft=500ms", example: "default: none", of: (spec) => spec.slo ?? "" },
   { key: "on_server_loss", option: "--on-server-loss", label: "If the server is down", choices: ["block", "error", "run"], words: ["programs wait", "programs fail", "programs run without a limit"], of: (spec) => spec.on_server_loss },
   { key: "oversubscribe", option: "--oversubscribe", label: "Memory beyond the card's", choices: ["", "swap", "managed"], words: ["no", "swap: a vGPU moves to host memory", "managed: pages move to host memory"], fixed: true },
   { key: "group", option: "--group", label: "Runs at the same time as", unit: "the name of a gang", example: "default: no other vGPU", fixed: true },
@@ -140,7 +141,7 @@ export class Dialogs {
     const emptied = this.changed().find(([, value]) => value === "");
     if (this.vgpu && emptied) {
       const [field] = emptied;
-      const why = `a limit can be replaced, not taken away${field.key === "idle_suspend_ns" ? "; type off" : ""}`;
+      const why = `a limit can be replaced, not taken away${["idle_suspend_ns", "slo"].includes(field.key) ? "; type off" : ""}`;
       throw new Wrong([[field.key, why]], `${field.label}: ${why}`);
     }
     const body = Object.fromEntries(changes.filter(([field]) => field.key !== "gpu").map(([field, value]) => [field.key, value]));

@@ -8,6 +8,7 @@ competition (see ``run_queue.py``), with all leases charged up to now,
     a token is d_i − v_i long (as real time): it ends where v_i meets d_i; then d_i moves by q_i/r_i (``quanta.py``)
     eligible: lag_i ≥ −q_i/4      order: class, then deadline, equal within 1 ms, then longest unserved, then arrival
 
+Of one class, those that are eligible and have an slo precede the others, the one that is due first (``targets.py``).
 Called members of a gang (``gangs.py``) precede all that, and leases of others end where a gang is called.
 ``temporal.py`` decides when to choose, and what to publish for the choice.
 
@@ -22,7 +23,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from math import inf
 
-from gpuserver.core.scheduler.account import VIRTUAL_PER_REAL, Account, virtual
+from gpuserver.core.scheduler.account import VIRTUAL_PER_REAL, Account, real, virtual
 from gpuserver.core.scheduler.accounts import Accounts
 from gpuserver.core.scheduler.active_lease import ActiveLease
 from gpuserver.core.scheduler.gang_rules import GangRules
@@ -31,6 +32,7 @@ from gpuserver.core.scheduler.leases import VgpuIndex
 from gpuserver.core.scheduler.limits import Limits
 from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.quanta import TurnQuanta
+from gpuserver.core.scheduler.temporal.targets import Targets
 from gpuserver.core.scheduler.temporal.virtual_time import FairTime
 
 Rank = tuple[int, int, int]
@@ -67,11 +69,13 @@ class Eevdf:
         quanta: TurnQuanta,
         limits: Limits,
         gangs: GangRules,
+        targets: Targets,
         policy: Policy,
     ) -> None:
         self.policy = policy
         self._accounts = accounts
         self._holders = holders
+        self._targets = targets
         self._time = time
         self._quanta = quanta
         self._limits = limits
@@ -105,7 +109,11 @@ class Eevdf:
         ranks = self._ranked(candidates, called)
         tie = virtual(self.policy.tie_ns, max(weight, 1))
         for rank in sorted(ranks):
-            tied = self._earliest(ranks[rank], at_ns, tie, lambda a: self._entitled(a, at_ns, clock, called))
+            ranked = ranks[rank]
+            if accounts.paced:
+                entitled = [a for a in ranked if a.share.has_slo and self._entitled(a, at_ns, clock, called)]
+                ranked = self._targets.due_first(entitled, at_ns) or ranked
+            tied = self._earliest(ranked, at_ns, tie, lambda a: self._entitled(a, at_ns, clock, called))
             if tied:
                 break
         else:  # all are eligible, and a call gives no precedence
@@ -114,6 +122,8 @@ class Eevdf:
             tied = self._earliest(eligible, at_ns, tie, lambda a: True)
         best, deadline = min(tied, key=lambda one: (at_ns if one[0].undrained else one[0].served_ns, one[0].order))
         length = self._quanta.length(best, deadline, at_ns)
+        if accounts.paced:
+            length = self._targets.turn_ns(best, length, real(clock - best.time_at(at_ns), best.guarantee))
         return Decision(
             best,
             self._gang_length(best, length, at_ns),
@@ -123,8 +133,9 @@ class Eevdf:
         )
 
     def outranks(self, account: Account, holder: Account, now_ns: int) -> bool:
-        """Whether ``account`` is of a higher class than the ``holder``, and eligible."""
-        if account.share.priority <= holder.share.priority:
+        """Whether ``account`` is of a higher class than the ``holder``, or of the same one and due before it, and
+        eligible."""
+        if account.share.priority <= holder.share.priority and not self._targets.precedes(account, holder, now_ns):
             return False
         return self._time.lag(account, self._time.clock(now_ns), now_ns) >= -self._quanta.quantum(account) // 4
 

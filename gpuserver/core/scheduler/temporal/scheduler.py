@@ -19,6 +19,7 @@ from gpuserver.core.scheduler.temporal.allowances import Allowances
 from gpuserver.core.scheduler.temporal.eevdf import Eevdf
 from gpuserver.core.scheduler.temporal.shared_leases import SharedLeases
 from gpuserver.core.scheduler.temporal.sharing import Guard, Relief, sharers
+from gpuserver.core.scheduler.temporal.targets import Targets
 from gpuserver.core.scheduler.temporal.turns import Turns
 from gpuserver.core.scheduler.temporal.virtual_time import FairTime
 
@@ -40,7 +41,8 @@ class TemporalScheduler(SchedulerBase):
         self._publisher = publisher = Publisher(
             accounts, quanta, policy, first_epoch=first_epoch, allowances=self._allowances
         )
-        self._eevdf = eevdf = Eevdf(accounts, holders, time, quanta, limits, gangs, policy)
+        self._targets = targets = Targets(accounts, policy)
+        self._eevdf = eevdf = Eevdf(accounts, holders, time, quanta, limits, gangs, targets, policy)
         self._turns = turns = Turns(accounts, holders, quanta, limits, gangs, queue, eevdf, publisher, policy)
         self._shared_leases = SharedLeases(accounts, holders, time, quanta, turns, publisher, relief, guard, policy)
         self._standby = StandbyLeases(accounts, limits, publisher, policy)

@@ -6,7 +6,8 @@ its start; the forecast behind it charges the holder to its end.
     the GPU is free       grant the best; open-ended where it is alone. With a limit it is allowed GPU time in parts
     holder open-ended     gets an end as soon as another vGPU waits
     holder finite         the best at its end: the holder itself → a later end; another → next
-    higher class waits    the holder's end moves to the nearest time possible
+    higher class waits    the holder's end moves to the nearest time possible; so it does for one of the same class
+                          with an slo that is due before (``targets.py``)
     gang is called        (``gangs.py``) leases of others end where the call begins. The called member precedes its
                           class until the call ends, unless it is more than a token ahead of its share
     holder does not drain next gets GO after a bounded wait; the holder is charged on, and is penalised meanwhile
@@ -126,6 +127,8 @@ class Turns:
         usual = self.policy.lookahead_ns
         if holder.gang_window is not None:
             return usual
+        if self._publisher.beside_tpot(holder) and not any(self._holders.in_line()):
+            usual = max(usual, self._quanta.quantum(holder) // 2)  # it goes on: a late decision costs nothing then
         return max(usual, holder.longest_kernel_ns // 2 + self.policy.guard_ns)
 
     def _lookaheads(self, holder: Account) -> list[int]:
@@ -157,10 +160,10 @@ class Turns:
         end = current.lease.end_ns
         if end is None and holder.capped:  # from now on no allowance limits it
             nearest = min(nearest, now_ns + max(self.policy.decision_ns, holder.bucket_at(now_ns) // PPM))
-        if end is None and (holder.always_ends or any(self._holders.in_line())):
+        if end is None and (holder.always_ends or self._publisher.beside_tpot(holder) or any(self._holders.in_line())):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
-        outranked = (
-            holder.share.priority < self._accounts.highest
+        outranked = bool(
+            (self._accounts.paced or holder.share.priority < self._accounts.highest)
             and not (current.overrides_class and self._gangs.called(holder, now_ns))
             and any(
                 self._eevdf.outranks(a, holder, now_ns) and not self._had_its_turn(a, current)
@@ -175,8 +178,10 @@ class Turns:
         call = self._gangs.next_call(now_ns, holder)
         if call is not None:
             end = max(nearest, call) if end is None else min(end, max(nearest, call))
-        if end is not None and end != current.lease.end_ns:
-            self._publisher.revise(current, now_ns, end_ns=end, window_ns=self._publisher.window(holder))
+        window_ns = self._publisher.window(holder)
+        shorter = bool(self._accounts.paced) and window_ns < current.lease.window_ns
+        if end is not None and (end != current.lease.end_ns or shorter):
+            self._publisher.revise(current, now_ns, end_ns=end, window_ns=window_ns)
 
     def _keep_step(self, current: ActiveLease, now_ns: int) -> None:
         """A follower's lease ends when its leader's does, to the nanosecond. Reason: one might otherwise submit a
@@ -210,7 +215,7 @@ class Turns:
         if following is not None and now_ns >= following.lease.start_ns - self.policy.guard_ns:
             if following.lease.end_ns is None:
                 choice = self._eevdf.pick(at_ns, current if now_ns < end else None, following)
-                if choice is None or not choice.open_ended:
+                if choice is None or not self._open_ended(choice):
                     length = self._quanta.length_now(self._accounts.all[following.lease.vgpu], now_ns)
                     self._publisher.revise(following, now_ns, end_ns=following.lease.start_ns + length)
             return
@@ -222,7 +227,7 @@ class Turns:
         if choice is None:
             return
         if choice.account is holder:
-            if choice.open_ended:
+            if self._open_ended(choice):
                 self._publisher.revise(current, now_ns, end_ns=None)
             elif now_ns >= end - self._lookahead(holder):
                 self._publisher.revise(current, now_ns, end_ns=end + choice.length_ns)
@@ -239,9 +244,14 @@ class Turns:
                 following,
                 now_ns,
                 start_ns=at_ns,
-                end_ns=None if choice.open_ended else at_ns + choice.length_ns,
+                end_ns=None if self._open_ended(choice) else at_ns + choice.length_ns,
                 go_by_ns=at_ns + patience,
+                window_ns=self._publisher.window(choice.account),
             )
+
+    def _open_ended(self, choice: Decision) -> bool:
+        """Under a lease without an end any amount of work may be in flight."""
+        return choice.open_ended and not self._publisher.beside_tpot(choice.account)
 
     def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
         """Publish a lease that waits for all work that may be on the GPU, except that of holders that were bypassed."""
@@ -263,7 +273,7 @@ class Turns:
             vgpu=account.key,
             epoch=self._publisher.next_epoch if account.standby is None else account.standby.lease.epoch,
             start_ns=start_ns,
-            end_ns=None if choice.open_ended else start_ns + choice.length_ns,
+            end_ns=None if self._open_ended(choice) else start_ns + choice.length_ns,
             after=tuple(before),
             go_by_ns=start_ns + patience,
             window_ns=self._publisher.window(account),
