@@ -90,6 +90,7 @@ cdef enum:
     KIND_ASYNC = 3           # stream-ordered
     KIND_OTHER = 4           # arrays
     KIND_GRAPH = 5           # what the driver has taken for graphs that allocate
+    KIND_SHARED = 6          # cuMemCreate's that other processes may have, too
     MEMORY_KINDS = 8
 
     # TraceRecord.kind
@@ -226,7 +227,7 @@ cdef struct Slot:
     uint32_t burst_us        # GPU time of the work between two waits for it, the mean weighted by work
     uint64_t work_ns         # Σ over its launches: GPU time that they take by themselves, as learned
     uint64_t pinned_bytes    # of the store, that it has pinned and could use
-    uint8_t[8] reserved      # room for fields to come; a slot stays 512 bytes on x86-64
+    uint64_t imported_bytes  # memory of other processes that it holds, not charged here. A slot stays 512 bytes on x86-64
 
 
 cdef struct ActivityPage:

@@ -366,6 +366,7 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
     cdef uint32_t i
     store32(&slot.baton, 1)
     store64(&slot.away_bytes, gate.away_bytes)
+    store64(&slot.imported_bytes, gate.imported_bytes)
     store32(&slot.where, gate.where)
     if not vgpu_take_slot(slot):
         return 0
