@@ -139,6 +139,7 @@ class GpuServer:
             lambda: self._mps.pid,
             UnmanagedWatch(state).judge,
         )
+        state.left_bytes = lambda: self._memory.left_bytes
         self._swapping = Swapping(state, self._memory)
         reports = BrokerReports(state, self._memory, self._swapping.stores)
         self._brokers = Brokers(state, self._swapping.stores, reports, self._memory)

@@ -202,6 +202,29 @@ def test_replicas_outlive_the_owner_whose_vgpu_stays_charged_until_they_end(scen
 
 
 @pytest.mark.slow
+def test_what_a_removed_vgpu_has_shared_is_promised_to_no_other(scene: Scene) -> None:
+    with scene.node.link() as link:
+        total = link.gpus()[0].total_memory_bytes
+    vgpu, other = made(scene), made(scene)
+    scene.owner(vgpu)
+    replica = Replica(scene, other)
+    assert replica.heard() == "open"
+    context = eventually(lambda: scene.reading(other).memory_implicit_bytes, "its context is charged")
+    with scene.node.link() as link:
+        link.remove(vgpu.vgpu_id, force=True)
+    rest = total - other.memory_limit_bytes
+    with pytest.raises(VgpuError, match="memory"):
+        made(scene, f"{rest - MODEL + 1}")
+    made(scene, f"{rest - MODEL}")
+    eventually(lambda: scene.on_card() == MODEL, "the owner's context has gone")
+    for _ in range(3):  # the driver shows the memory as the replica's now
+        with scene.node.link() as link:
+            link.gpus()
+        assert scene.reading(other).memory_used_bytes == context
+    assert replica.asked("digests()") == scene.digests
+
+
+@pytest.mark.slow
 def test_a_server_that_is_started_again_knows_what_is_shared(scene: Scene) -> None:
     vgpu, other = made(scene), made(scene)
     owner = scene.owner(vgpu)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import socket
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ConfigDict, ValidationError
 
+from vgpu.bounds import Bounded
 from vgpu.errors import VgpuError
 from vgpu.models import places, replica
 
 
-class Served(BaseModel):
+class ServedModel(Bounded):
     """``replicas``: their pids. ``changed``: tensors that one of them has written to. ``error``: the owner's process
     gave no other answer."""
 
@@ -28,7 +29,7 @@ class Served(BaseModel):
     error: str = ""
 
 
-def served() -> list[Served]:
+def served() -> list[ServedModel]:
     """By name. Sockets of owners that have ended are left out."""
     found = []
     for path in sorted(places.folder().glob("*.sock")):
@@ -37,7 +38,7 @@ def served() -> list[Served]:
                 found.append(_reading(path.stem, link))
         except VgpuError as error:
             if path.exists() and _listens(path.stem):
-                found.append(Served(name=path.stem, error=error.message))
+                found.append(ServedModel(name=path.stem, error=error.message))
     return found
 
 
@@ -49,9 +50,9 @@ def _listens(name: str) -> bool:
     return True
 
 
-def _reading(name: str, link: socket.socket) -> Served:
+def _reading(name: str, link: socket.socket) -> ServedModel:
     message, _ = replica.asked(link, {"op": "status"})
     try:
-        return Served.model_validate(message | {"name": name})
+        return ServedModel.model_validate(message | {"name": name})
     except ValidationError:
-        return Served(name=name, error="its owner is of another release")
+        return ServedModel(name=name, error="its owner is of another release")

@@ -7,10 +7,20 @@ importer has let it go.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from cython_ext.readings import SHARED, SlotReading, SlotState
 from gpuserver.runtime.memory.outside import committed_by_pid
 from vgpu.identity import Process
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What a removed vGPU had shared, and ``holders`` have imported: on the card, and no vGPU is charged with it."""
+
+    uid: int
+    bytes_: int
+    holders: frozenset[Process]
 
 
 def shared_bytes(slots: Iterable[SlotReading]) -> int:

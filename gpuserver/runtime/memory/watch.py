@@ -27,7 +27,7 @@ from gpuserver.runtime.memory.outside import (
     unhooked_by_pid,
     unhooked_sentence,
 )
-from gpuserver.runtime.memory.sharing import importers, only_shared, shared_bytes, without_imports
+from gpuserver.runtime.memory.sharing import Left, importers, only_shared, shared_bytes, without_imports
 from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
@@ -113,6 +113,7 @@ class MemoryWatch:
         self._doubted: frozenset[tuple[str, int]] = frozenset()
         """The processes whose ledger said too much in the last reading."""
         self.latest = NO_USE
+        self._left: list[Left] = []
         self._shown: Mapping[int, int] = {}
         """The same per process, without memory that others are charged with."""
         self.readings = 0
@@ -162,7 +163,13 @@ class MemoryWatch:
         return None if dead is None else dead.process
 
     def forget(self, vgpu: Vgpu) -> None:
-        """The vGPU was removed."""
+        """The vGPU was removed. What it has shared with others stays on the card until they have let it go."""
+        shared, uid = shared_bytes(vgpu.slots), vgpu.record.owner.uid
+        holders = frozenset[Process]().union(
+            *(importers(other.slots) for other in self._vgpus() if other is not vgpu and other.record.owner.uid == uid)
+        )
+        if shared and holders:
+            self._left.append(Left(uid, shared, holders))
         for key in [key for key in self._dead if key[0] == vgpu.record.vgpu_id]:
             del self._dead[key]
 
@@ -213,6 +220,7 @@ class MemoryWatch:
         self._past_peak, self._peak = self._peak, {}
         doubted: dict[tuple[str, int], int] = {}
         self._uncertain = False
+        self._forget_left(after)
         self._shown = self._without_imports(after)
         for vgpu in self._vgpus():
             vgpu_id = vgpu.record.vgpu_id
@@ -230,14 +238,25 @@ class MemoryWatch:
         self._tell_unhooked()
         self._find_outsiders([*before.values(), *after.values()])
 
+    @property
+    def left_bytes(self) -> int:
+        """What removed vGPUs have shared, and others hold."""
+        return sum(one.bytes_ for one in self._left)
+
+    def _forget_left(self, ledgers: Mapping[str, Ledger]) -> None:
+        if all(ledger.known for ledger in ledgers.values()):
+            now = frozenset[Process]().union(*(importers(ledger.slots) for ledger in ledgers.values()))
+            self._left = [one for one in self._left if one.holders & now]
+
     def _without_imports(self, ledgers: Mapping[str, Ledger]) -> Mapping[int, int]:
         slots: dict[int, list[SlotReading]] = {}
         for vgpu in self._vgpus():
             slots.setdefault(vgpu.record.owner.uid, []).extend(ledgers[vgpu.record.vgpu_id].slots)
         shown: Mapping[int, int] = self.latest.by_pid
-        for mine in slots.values():
+        for uid, mine in slots.items():
             if any(slot.imported_bytes for slot in mine):
-                shown = without_imports(shown, mine, shared_bytes(mine), self.least_context_bytes)
+                shared = shared_bytes(mine) + sum(one.bytes_ for one in self._left if one.uid == uid)
+                shown = without_imports(shown, mine, shared, self.least_context_bytes)
         return shown
 
     def _answer_blindly(self, before: Mapping[str, Ledger], begun_ns: int) -> None:

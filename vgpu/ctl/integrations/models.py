@@ -14,7 +14,7 @@ from vgpu.ctl.options import Output, OutputOption
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from vgpu.models.listing import Served
+    from vgpu.models.listing import ServedModel
 
 models_app = typer.Typer(
     invoke_without_command=True,
@@ -63,7 +63,7 @@ def ls(form: OutputOption = Output.TABLE) -> None:
     output.print_table(columns, list(_rows(found)))
 
 
-def _rows(found: list[Served]) -> Iterator[tuple[str, ...]]:
+def _rows(found: list[ServedModel]) -> Iterator[tuple[str, ...]]:
     from vgpu.units import format_bytes
 
     for one in found:
