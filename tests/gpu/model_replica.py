@@ -76,9 +76,7 @@ def decode(model: Any, prompt: Any) -> tuple[list[int], float]:
 
     torch.cuda.synchronize()
     began = time.monotonic()
-    found = model.generate(
-        prompt, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False, cache_implementation="static"
-    )
+    found = model.generate(prompt, max_new_tokens=TOKENS, min_new_tokens=TOKENS, do_sample=False)
     tokens = found[0, PROMPT:].tolist()
     return tokens, TOKENS / (time.monotonic() - began)
 

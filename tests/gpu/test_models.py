@@ -166,10 +166,8 @@ def test_four_replicas_have_the_memory_of_one_model_and_the_tokens_of_four(scene
                 f"{implicit / GIB:.2f}; PyTorch's own {own / GIB:.2f}; the card {(card_bytes() - before) / GIB:.2f}"
             )
             for name, vgpu in now.items():
-                print(
-                    f"  {name}: used {vgpu.memory_used_bytes / GIB:.2f}, implicit {vgpu.memory_implicit_bytes / GIB:.2f}"
-                    f", shared {vgpu.memory_shared_bytes / GIB:.2f}, imported {vgpu.memory_imported_bytes / GIB:.2f}"
-                )
+                kinds = ("used", "implicit", "shared", "imported")
+                print(f"  {name}:", *(f"{kind} {getattr(vgpu, f'memory_{kind}_bytes') / GIB:.2f}" for kind in kinds))
         scene.clear()
     assert seen["shared"][0] == seen["separate"][0]
     assert len(seen["shared"][0]) == 1

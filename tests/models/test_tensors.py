@@ -42,7 +42,7 @@ class Torch:
     def as_tensor(self, data: Any, device: str) -> Tensor:
         self.kept.append(data)
         interface = data.__cuda_array_interface__
-        assert (interface["typestr"], interface["strides"], device) == ("|u1", None, "cuda")
+        assert (interface["typestr"], interface["strides"], device) == ("|u1", None, "cuda:1")
         return Tensor(interface["data"][0], "uint8", interface["shape"])
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: str) -> Tensor:
@@ -91,7 +91,7 @@ class Module:
 def torch(monkeypatch: pytest.MonkeyPatch) -> Torch:
     found = Torch()
     monkeypatch.setitem(sys.modules, "torch", found)  # type: ignore[arg-type]
-    model = SimpleNamespace(table=SimpleNamespace(tensors=ROWS), address=lambda row: BASE + row.offset)
+    model = SimpleNamespace(table=SimpleNamespace(tensors=ROWS), address=lambda row: BASE + row.offset, ordinal=1)
     monkeypatch.setattr(tensors, "open_model", lambda name, timeout_s: model)
     return found
 
@@ -123,7 +123,7 @@ def test_names_that_do_not_agree_are_named(torch: Torch) -> None:
 
 
 def test_what_is_missing_is_named(torch: Torch, monkeypatch: pytest.MonkeyPatch) -> None:
-    model: Any = SimpleNamespace(address=lambda row: BASE)
+    model: Any = SimpleNamespace(address=lambda row: BASE, ordinal=0)
     with pytest.raises(VgpuError, match="no type for F8_E8M0, of w"):
         tensors.tensor_of(torch, model, Placed("w", "F8_E8M0", (1,), 0, 1))
     monkeypatch.setitem(sys.modules, "torch", None)

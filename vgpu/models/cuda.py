@@ -74,6 +74,7 @@ class Card:
         device, self.context = c_int(), c_void_p()
         self.call("cuInit", 0)
         self.call("cuDeviceGet", byref(device), ordinal)
+        self.ordinal = ordinal
         self.device = device.value
         self.call("cuDevicePrimaryCtxRetain", byref(self.context), self.device)
         self.enter()

@@ -36,6 +36,11 @@ class Model:
         self.tensors: Table_[str, Placed] = {tensor.name: tensor for tensor in table.tensors}
         _open.add(self)
 
+    @property
+    def ordinal(self) -> int:
+        """Of its device in this process."""
+        return self._mapping.card.ordinal
+
     def address(self, tensor: Placed) -> int:
         """On the GPU."""
         return self._mapping.address + tensor.offset

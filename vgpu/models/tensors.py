@@ -90,14 +90,15 @@ class Bytes:
 
 def tensor_of(torch: Any, model: Model, tensor: Placed) -> Any:
     """A storage of its own for each tensor. Reason: libraries take tensors with the same storage for tied ones."""
+    device = f"cuda:{model.ordinal}"
     dtype = getattr(torch, TORCH_TYPES[tensor.dtype], None)
     if dtype is None:
         raise VgpuError(
             ErrorCode.INVALID, f"this PyTorch has no type for {tensor.dtype}, of {tensor.name}", "install a newer one"
         )
     if tensor.size_bytes == 0:
-        return torch.empty(tensor.shape, dtype=dtype, device="cuda")
-    return torch.as_tensor(Bytes(model, tensor), device="cuda").view(dtype).view(tensor.shape)
+        return torch.empty(tensor.shape, dtype=dtype, device=device)
+    return torch.as_tensor(Bytes(model, tensor), device=device).view(dtype).view(tensor.shape)
 
 
 def _torch() -> Any:
