@@ -15,6 +15,7 @@ import pynvml
 from vgpu.models.cuda import READ, READ_WRITE, Card, Mapping
 
 SIZE = 4 << 30
+WAIT_S = 20.0
 
 
 def shown(pids: dict[str, int]) -> dict[str, float]:
@@ -68,13 +69,13 @@ def main() -> None:
     pipes, processes = {}, {}
     for name, target, end in (("first", importer, pairs[0][1]), ("second", importer, pairs[1][1])):
         pipes[name], other = context.Pipe()
-        processes[name] = context.Process(target=target, args=(other, end))
+        processes[name] = context.Process(target=target, args=(other, end), daemon=True)
         processes[name].start()
         assert pipes[name].recv() == "context"
     pids = {name: process.pid or 0 for name, process in processes.items()}
     say("contexts alone", shown(pids))
     pipes["owner"], other = context.Pipe()
-    processes["owner"] = context.Process(target=owner, args=(other, [pair[0] for pair in pairs]))
+    processes["owner"] = context.Process(target=owner, args=(other, [pair[0] for pair in pairs]), daemon=True)
     processes["owner"].start()
     assert pipes["owner"].recv() == "shared"
     pids["owner"] = processes["owner"].pid or 0
@@ -88,7 +89,11 @@ def main() -> None:
         pipes[name].send("read")
         say(f"{name}: content without the owner", pipes[name].recv())
     pipes["second"].send("write")
-    say("second: a write, and the wait after it", *pipes["second"].recv())
+    try:
+        wrote = pipes["second"].recv() if pipes["second"].poll(WAIT_S) else ["no answer"]
+    except EOFError:
+        wrote = ["it ended"]
+    say("second: a write, and the wait after it", *wrote)
     processes["second"].kill()
     processes["second"].join()
     say("one importer", shown(pids))
