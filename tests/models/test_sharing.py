@@ -313,3 +313,16 @@ def test_another_user_is_refused(scene: Scene) -> None:
     assert first.startswith(f"uid {os.getuid()} serves the model m")
     assert second.endswith("is another user's, or open to others")
     assert third == "the model m is another user's"
+
+
+@pytest.mark.slow
+def test_a_driver_that_cannot_suspend_shared_memory_leaves_all_as_it_was(scene: Scene) -> None:
+    vgpu, other = made(scene), made(scene)
+    scene.owner(vgpu)
+    replica = Replica(scene, other)
+    assert replica.heard() == "open"
+    for one in (vgpu, other):
+        with scene.node.link() as link, pytest.raises(VgpuError, match=r"is as it was: .* shared memory"):
+            link.suspend(one.vgpu_id)
+    assert replica.asked("digests()") == scene.digests
+    assert Replica(scene, other).heard() == "open"
