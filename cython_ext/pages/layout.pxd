@@ -227,7 +227,8 @@ cdef struct Slot:
     uint32_t burst_us        # GPU time of the work between two waits for it, the mean weighted by work
     uint64_t work_ns         # Σ over its launches: GPU time that they take by themselves, as learned
     uint64_t pinned_bytes    # of the store, that it has pinned and could use
-    uint64_t imported_bytes  # memory of other processes that it holds, not charged here. A slot stays 512 bytes on x86-64
+    # A slot stays 512 bytes on x86-64, which are used up with this word.
+    uint64_t imported_bytes  # memory of other processes that it holds, not charged here
 
 
 cdef struct ActivityPage:

@@ -1,5 +1,6 @@
 """Physical memory with mappings of its own (cuMemCreate): charged until every handle is released and every mapping
-unmapped. Memory of several processes: shared.pyx. Memory that can leave the card has a book of its own (swap/program_memory.pyx).
+unmapped. Memory of several processes: shared.pyx. Memory that can leave the card has a book of its own
+(swap/program_memory.pyx).
 
 ``State.handles``: handle → bytes, with handles and mappings not yet given up counted in Block.aux. ``State.mappings``:
 address → handle (aux).
