@@ -33,6 +33,7 @@ def say(name: str, *values: object) -> None:
 
 def owner(pipe: Any, ends: list[socket.socket]) -> None:
     card = Card()
+    card.enter()
     handle = card.create(SIZE)
     assert handle is not None
     mapping = Mapping(card, handle, SIZE)
@@ -47,6 +48,7 @@ def owner(pipe: Any, ends: list[socket.socket]) -> None:
 
 def importer(pipe: Any, end: socket.socket) -> None:
     card = Card()
+    card.enter()
     pipe.send("context")
     descriptor = socket.recv_fds(end, 1, 1)[1][0]
     handle = card.imported(descriptor)

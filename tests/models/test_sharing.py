@@ -326,3 +326,12 @@ def test_a_driver_that_cannot_suspend_shared_memory_leaves_all_as_it_was(scene: 
             link.suspend(one.vgpu_id)
     assert replica.asked("digests()") == scene.digests
     assert Replica(scene, other).heard() == "open"
+
+
+@pytest.mark.slow
+def test_a_replica_on_another_gpu_is_refused(tmp_path: Path) -> None:
+    with SimulatedNode(2) as node:
+        scene = Scene(node, tmp_path)
+        scene.owner(node.create("0", sm_percent=10, memory_bytes="4G"))
+        code, message, hint = Replica(scene, node.create("1", sm_percent=10, memory_bytes="4G")).heard()
+        assert (code, "the model m is on GPU-" in message, "vgpuctl run --gpu" in hint) == ("invalid", True, True)

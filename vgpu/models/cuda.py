@@ -8,7 +8,7 @@ from ctypes import POINTER, byref, c_char_p, c_int, c_size_t, c_uint, c_uint64, 
 from typing import Final, Self
 
 from vgpu.errors import ErrorCode, VgpuError
-from vgpu.workload.driver import NO_DRIVER, CudaError
+from vgpu.workload.driver import CudaError
 
 OUT_OF_MEMORY: Final = 2
 READ: Final = 1
@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[object, ...]] = {
 
 
 class Card:
-    """A device of this process, and its primary context, which PyTorch uses, too."""
+    """A device of this process, and its primary context, which PyTorch uses, too. ``enter`` comes before memory."""
 
     def __init__(self, ordinal: int = 0) -> None:
         try:
@@ -71,13 +71,12 @@ class Card:
             ) from error
         for name, arguments in _SIGNATURES.items():
             getattr(self.library, name).argtypes = arguments
-        device, self.context = c_int(), c_void_p()
+        device = c_int()
+        self.context: c_void_p | None = None
         self.call("cuInit", 0)
         self.call("cuDeviceGet", byref(device), ordinal)
         self.ordinal = ordinal
         self.device = device.value
-        self.call("cuDevicePrimaryCtxRetain", byref(self.context), self.device)
-        self.enter()
 
     @classmethod
     def of(cls, gpu_uuid: str, name: str) -> Self:
@@ -108,11 +107,15 @@ class Card:
     def error(self, name: str, code: int) -> CudaError:
         text = c_char_p()
         self.library.cuGetErrorName(code, byref(text))
-        return CudaError(name, code, text.value.decode() if text.value and code != NO_DRIVER else "unknown result")
+        return CudaError(name, code, text.value.decode() if text.value else "unknown result")
 
     def enter(self) -> None:
-        """Make the context current, in a thread that has none."""
+        """Make the context current, in a thread that has none. The first call makes the context."""
         current = c_void_p()
+        if self.context is None:
+            context = c_void_p()
+            self.call("cuDevicePrimaryCtxRetain", byref(context), self.device)
+            self.context = context
         self.call("cuCtxGetCurrent", byref(current))
         if not current.value:
             self.call("cuCtxSetCurrent", self.context)

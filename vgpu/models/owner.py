@@ -32,6 +32,8 @@ from vgpu.protocol.stream import LINK_ENDED, MessageStream, listen, serve_links
 from vgpu.units import format_bytes
 
 MOST_REPLICAS: Final = 256
+ASK_S: Final = 10.0
+"""How long a peer may take to ask."""
 CHECK_S: Final = 60.0
 """Between two looks at the bytes, where replicas can write."""
 _READABLE: Final = mmap.PROT_READ | mmap.PROT_WRITE
@@ -64,6 +66,7 @@ class Owner:
 
     def __init__(self, name: str, tensors: Sequence[Stored]) -> None:
         self.card = Card()
+        self.card.enter()
         rows, total = placed(tensors, self.card.granularity)
         handle = self.card.create(total)
         if handle is None:
@@ -121,13 +124,14 @@ class Owner:
         peer = peer_of(sock)
         async with MessageStream(sock, MAX_CONTROL_BYTES, takes_descriptors=False) as link:
             with suppress(VgpuError, *LINK_ENDED):
-                if peer.uid != os.geteuid():
-                    await link.send(refusal(ErrorCode.NOT_YOURS, f"the model {self.table.name} is another user's"))
-                    return
-                request = await link.receive()
+                request = None
+                with trio.move_on_after(ASK_S):
+                    request = await link.receive()
                 if request is None:
                     return
-                if request[0].get("op") == "status":
+                if peer.uid != os.geteuid():
+                    await link.send(refusal(ErrorCode.NOT_YOURS, f"the model {self.table.name} is another user's"))
+                elif request[0].get("op") == "status":
                     await link.send(self.summary())
                 elif self.changed:
                     text = f"a replica has changed the weights of {self.table.name}: {self.changed[0]}"
