@@ -84,7 +84,6 @@ cuMemRangeGetAttribute ppipp 8000
 cuMemRangeGetAttributes pppppp 8000
 cuMemDiscardBatchAsync ppppp 13000 13000
 cuMemBatchDecompressAsync ppipp 12060 12060
-cuMemImportFromShareableHandle ppi 10020
 cuMemPoolSetAccess ppp 11020
 cuMemPoolExportToShareableHandle ppip 11020
 cuMemPoolImportFromShareableHandle ppip 11020

@@ -448,6 +448,8 @@ SYMBOLS: tuple[Symbol, ...] = (
         "void* shareable, unsigned long long handle, int type, unsigned long long flags",
         10020,
     ),
+    # ... which other processes have (shared.pyx)
+    *_cuda("cuMemImportFromShareableHandle", "unsigned long long* handle, void* shareable, int type", 10020),
     # ... as the driver would answer of memory that was not made to leave the card (attributes.pyx)
     *_cuda(
         "cuMemGetAddressRange_v2",

@@ -18,10 +18,11 @@ class PageMode(IntEnum):
     SPATIAL = 2
 
 
-MEMORY_KINDS: Final = ("device", "managed", "vmm", "async", "array", "graph")
+MEMORY_KINDS: Final = ("device", "managed", "vmm", "async", "array", "graph", "shared")
 """In the order of ``SlotReading.committed_bytes`` (KIND_* in layout.pxd)."""
 MANAGED: Final = MEMORY_KINDS.index("managed")
 DEVICE: Final = MEMORY_KINDS.index("device")
+SHARED: Final = MEMORY_KINDS.index("shared")
 
 
 class GrantsFlag(IntFlag):
@@ -144,7 +145,8 @@ class PlanReading:
 class SlotReading:
     """One process of a vGPU. ``pid`` and ``start_time`` (clock ticks since boot) name it uniquely.
 
-    ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, arrays, graphs. ``turn``: the
+    ``committed_bytes`` is indexed by memory kind: device, managed, VMM, stream-ordered, arrays, graphs, and
+    what other processes may have, too. ``turn``: the
     newest epoch whose work may run, of work queued ahead; 0: none ever was. ``tail_epoch``: it takes no more
     work, and the work that runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it
     (0: no limit), and that its driver reports (0: not known). ``where`` (``Where``): of what can leave the card;
@@ -152,6 +154,7 @@ class SlotReading:
     waits for so much more of the card. ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured;
     ``waits_ppm``: the part of the last 200 ms in which it waited for the GPU; ``work_ns``: GPU time that its launches
     take by themselves, as learned; ``burst_us``: that of what it launches between two waits for it.
+    ``imported_bytes``: memory of other processes that it holds; it is not charged with that.
     """
 
     index: int
@@ -196,6 +199,7 @@ class SlotReading:
     work_ns: int = 0
     pinned_bytes: int = 0
     clean_blocks: int = 0
+    imported_bytes: int = 0
 
     @property
     def charged_bytes(self) -> int:

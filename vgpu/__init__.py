@@ -15,6 +15,7 @@ _HOMES = {
     "current": "vgpu.api.toplevel:current",
     "dask": "vgpu.dask",
     "list": "vgpu.api.toplevel:list_vgpus",
+    "models": "vgpu.models",
     "load_ipython_extension": "vgpu.integrations.ipython:load_ipython_extension",
     "ray": "vgpu.ray",
     "require": "vgpu.api.require:require",

@@ -1,5 +1,6 @@
 from vgpu import aio as aio
 from vgpu import dask as dask
+from vgpu import models as models
 from vgpu import ray as ray
 from vgpu import testing as testing
 from vgpu.api.handle import Vgpu as Vgpu

@@ -182,6 +182,11 @@ cdef extern:
     void vgpu_context_came(int device) noexcept nogil
     void vgpu_contexts_move(Gate* gate) noexcept nogil
     void vgpu_await_charge(Gate* gate) noexcept nogil
+    # shared.pyx
+    void vgpu_share(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_exported(uint64_t handle) noexcept nogil
+    void vgpu_imported_mapped(Block* block, uint64_t end) noexcept nogil
+    void vgpu_handle_gone(const Block* block) noexcept nogil
     # quota.pyx
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil

@@ -68,6 +68,7 @@ cdef enum:
     CAPTURE_RELAXED = 2      # CU_STREAM_CAPTURE_MODE_RELAXED
 
     # Block.flags of an allocation
+    KIND_IMPORTED = 0x100    # Block.kind of ``handles``: another process's memory, not charged here (shared.pyx)
     BLOCK_GATE = 0xFFFF      # the gate that owns it
     BLOCK_PIECES = 0x10000   # charged by the pieces that it touches (Gate.pieces); Block.bytes is its length
     BLOCK_SWAPPABLE = 0x20000    # made of Gate.chunks, which are charged; Block.bytes is its length
@@ -223,6 +224,7 @@ cdef struct Gate:
     int64_t move_calls_ns    # in the driver for physical memory, in this move
     int64_t move_room_ns     # ... and without room to go on
     uint64_t away_bytes
+    uint64_t imported_bytes  # of other processes' memory, what this one holds; under memory_lock
     void* away_context       # in which it was copied
     # ... host memory for it (store.pyx)
     Store store

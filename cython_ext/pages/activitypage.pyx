@@ -10,7 +10,8 @@ from libc.string cimport memcpy, memset
 
 from cython_ext cimport native
 from cython_ext.pages cimport layout
-from cython_ext.logic.memory.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_reap
+from cython_ext.logic.memory.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_keep_shared, ledger_reap
+from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.logic.sync.section cimport section_broker
 from cython_ext.logic.gate.trace cimport trace_get
 from cython_ext.pages.page cimport Page, text_of
@@ -102,6 +103,7 @@ cdef object slot_reading(int index, layout.Slot* slot, object state, object pid,
         work_ns=bounded(native.load64(&slot.work_ns)),
         pinned_bytes=bounded(native.load64(&slot.pinned_bytes)),
         clean_blocks=native.load32(&slot.clean_blocks),
+        imported_bytes=<uint64_t>native.load32(&slot.imported_pieces) * PIECE_BYTES,
     )
 
 
@@ -268,8 +270,9 @@ cdef class ActivityPage(Page):
         native.add32(&page.processes, 1)
         return index
 
-    def reap_slot(self, int index):
+    def reap_slot(self, int index, bint keeps_shared=False):
         """Free a dead slot: the driver no longer lists its process. The bytes of its charge; 0 if it was not dead.
+        ``keeps_shared``: other processes have its shared memory yet. That stays charged, and the slot stays dead.
 
         Waits some seconds at most for the ledger, whose lock a stopped process may hold. Raises ``TimeoutError``.
         """
@@ -278,10 +281,13 @@ cdef class ActivityPage(Page):
         cdef int result
         self.slot(index)
         with nogil:
-            result = ledger_reap(page, section_broker(self.epoch), index, &freed)
+            if keeps_shared:
+                result = ledger_keep_shared(page, section_broker(self.epoch), index, &freed)
+            else:
+                result = ledger_reap(page, section_broker(self.epoch), index, &freed)
         if result == LEDGER_BROKEN:
             raise TimeoutError("a process of the vGPU holds the lock of its memory ledger and does not run")
-        if result == LEDGER_OK:
+        if result == LEDGER_OK and not keeps_shared:
             native.add32(&page.processes, 0xFFFFFFFF)
         return freed
 

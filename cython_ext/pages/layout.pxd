@@ -91,6 +91,7 @@ cdef enum:
     KIND_ASYNC = 3           # stream-ordered
     KIND_OTHER = 4           # arrays
     KIND_GRAPH = 5           # what the driver has taken for graphs that allocate
+    KIND_SHARED = 6          # cuMemCreate's that other processes may have, too
     MEMORY_KINDS = 8
 
     # TraceRecord.kind
@@ -229,7 +230,8 @@ cdef struct Slot:
     uint64_t work_ns         # Σ over its launches: GPU time that they take by themselves, as learned
     uint64_t pinned_bytes    # of the store, that it has pinned and could use
     uint32_t clean_blocks    # pieces of 2 MiB that the last move out did not copy: the store had them
-    uint8_t[4] reserved      # room for fields to come; a slot stays 512 bytes on x86-64
+    # A slot stays 512 bytes on x86-64, which are used up with this word.
+    uint32_t imported_pieces # of 2 MiB: memory of other processes that it holds, not charged here
 
 
 cdef struct ActivityPage:

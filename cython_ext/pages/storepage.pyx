@@ -35,7 +35,7 @@ cdef enum:
     FILE_BLOCK = 512             # of stat
 
 STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS = logic.BLOCK_BYTES, logic.SEGMENT_BLOCKS
-STORE_TIME_MASK = (1 << logic.START_BITS) - 1    # of a start time, what is in a name
+STORE_TIME_MASK = (<uint64_t>1 << logic.START_BITS) - 1    # of a start time, what is in a name
 MOST_BLOCKS = 1 << 23            # 16 TiB
 
 

@@ -5,6 +5,7 @@ Pure, like the engine that works them off (engine.pxd): functions of the state a
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 
+from cython_ext.sim.shares cimport sim_leave_shares
 from cython_ext.sim.state cimport (
     CONTEXT_ALIVE, CONTEXT_DYING, CONTEXT_FREE, OP_COPY_IN, OP_COPY_OUT, OP_KERNEL, OP_MARK, SIM_CONTEXTS, SIM_NOWHERE,
     SIM_QUEUE, SIM_STREAMS, SIM_WORDS, STREAM_LEGACY, SimContext, SimGpu, SimOp, SimParticipant, SimStream, sim_context,
@@ -100,6 +101,7 @@ cdef inline void sim_free_context(SimGpu* gpu, uint32_t index) noexcept nogil:
     for i in range(SIM_STREAMS):
         if gpu.streams[i].context == index + 1:
             sim_close_stream(gpu, i)
+    sim_leave_shares(gpu, index)
     context.memory_bytes = 0
     context.managed_bytes = context.resident_bytes = 0
     context.state = CONTEXT_FREE

@@ -12,7 +12,7 @@ from libc.stdint cimport int32_t, int64_t, uint32_t, uint64_t
 
 
 cdef enum:
-    SIM_VERSION = 8
+    SIM_VERSION = 9
     SIM_CONTEXTS = 128
     SIM_STREAMS = 1024
     SIM_QUEUE = 1024        # operations a stream holds before its submitter has to wait, as in the real driver
@@ -20,6 +20,7 @@ cdef enum:
     SIM_GRIDS = 128         # kernels resident at once
     SIM_WINDOW_NS = 250000000   # NVML utilisation is averaged over one such window
     SIM_NOWHERE = 0xffffffff
+    SIM_SHARES = 256        # pieces of memory that one process has exported, and others may have imported
     SIM_PARTICIPANTS = 1024  # processes that map the file; a process has one for each library that does
 
 cdef enum SimLibrary:       # what a participant is
@@ -117,6 +118,15 @@ cdef public struct SimParticipant:
     uint64_t pid_start
 
 
+# A piece of physical memory that may belong to several contexts. It goes with the last of them.
+cdef public struct SimShare:
+    uint64_t id             # the inode of its file; 0: free
+    uint64_t bytes
+    uint32_t charged        # context + 1: its memory_bytes have them, and NVML shows them there
+    uint32_t unused
+    uint64_t holders[2]     # bit per context
+
+
 cdef public struct SimGpu:
     uint64_t magic
     uint32_t version
@@ -150,6 +160,7 @@ cdef public struct SimGpu:
     uint64_t busy[16]       # bit per stream: has unfinished operations (derived from head and tail)
     SimParticipant participants[1024]
     SimContext contexts[128]
+    SimShare shares[256]
     SimStream streams[1024]
     SimOp ops[1024][1024]
 

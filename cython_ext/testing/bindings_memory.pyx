@@ -191,6 +191,15 @@ cdef class Activity:
             result = ledger.ledger_reap(self.page, name, slot, &freed_bytes)
         return result, freed_bytes
 
+    def keep_shared(self, uint32_t slot):
+        """As ``reap``, of all but shared memory."""
+        cdef uint32_t name = self.broker()
+        cdef uint64_t freed_bytes
+        cdef int result
+        with nogil:
+            result = ledger.ledger_keep_shared(self.page, name, slot, &freed_bytes)
+        return result, freed_bytes
+
     def check(self):
         return self.operate(OP_CHECK, self.broker(), 0, 0, 0)
 

@@ -140,6 +140,7 @@ class GpuServer:
             lambda: self._mps.pid,
             UnmanagedWatch(state).judge,
         )
+        state.left_bytes = lambda: self._memory.left_bytes
         self._swapping = Swapping(state, self._memory)
         reports = BrokerReports(state, self._memory, self._swapping.stores)
         self._brokers = Brokers(state, self._swapping.stores, reports, self._memory)
@@ -163,9 +164,9 @@ class GpuServer:
             mps=self._mps,
         )
 
-    async def _release(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
+    async def _release(self, vgpu: Vgpu, slot: int, process: Process, keeps_shared: bool) -> bool:
         """``Brokers`` gets the memory watch when it is made, so the memory watch reaches it through this method."""
-        return await self._brokers.gone(vgpu, slot, process)
+        return await self._brokers.gone(vgpu, slot, process, keeps_shared)
 
     def _notice(self, kind: EventType, vgpu: Vgpu | None, text: str, pid: int) -> None:
         self._state.record_event(kind, vgpu, text, pid=pid)

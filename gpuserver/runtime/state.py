@@ -121,6 +121,8 @@ class GpuState:
     """Called with each new vGPU, once it has pages and an account."""
     at_strike_off: list[Callable[[Vgpu], None]] = field(default_factory=list)
     """Called with each vGPU that is no longer admitted, while ``vgpus`` still has it."""
+    left_bytes: Callable[[], int] = lambda: 0
+    """What removed vGPUs have left on the card, because other processes have imported it (memory/sharing.py)."""
     at_shares: list[Callable[[], None]] = field(default_factory=list)
     """Called after ``apply_shares``."""
     _journal_turn: trio.Lock = field(default_factory=trio.Lock)
@@ -230,7 +232,7 @@ class GpuState:
         """Count what vGPUs have on the card beyond their promises, before a new promise. ``but``: the vGPU that gets
         the promise; ``besides``: the bytes that come with it."""
         others = [vgpu for vgpu in self.vgpus.values() if vgpu is not but and not vgpu.removed.is_set()]
-        self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides
+        self.registry.occupied_bytes = sum(vgpu.kept_bytes for vgpu in others) + besides + self.left_bytes()
 
     def set_period(self, period_ns: int) -> None:
         """Change the policy's period, also for the next server."""

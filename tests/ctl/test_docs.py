@@ -29,6 +29,7 @@ LONGEST = {
     "docs/reference/cli.md": 60,
     "docs/explanation/faq.md": 150,
     "docs/internals/policy-evidence.md": 150,
+    "docs/reference/metrics.md": 210,
     "docs/reference/performance.md": 140,
     "docs/howto/runbook.md": 150,
     "docs/explanation/scheduling.md": 170,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cython_ext.pages.storepage import STORE_SEGMENT_BLOCKS
-from cython_ext.readings import Where
+from cython_ext.readings import SHARED, Where
 from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 from tests.hook.test_swap import AWAY, MIB, Program, swappable
 
@@ -197,14 +197,14 @@ say()
     assert work.hear() == [0, 0, 1]
     assert vgpu.slot().charged_bytes == 120 * MIB
     assert vgpu.slot().committed_bytes[0] == 80 * MIB
-    assert vgpu.slot().committed_bytes[2] == 40 * MIB
+    assert vgpu.slot().committed_bytes[SHARED] == 40 * MIB
     work.leave()
     assert (work.on_card(), vgpu.slot().away_bytes) == (40 * MIB, 80 * MIB)
     work.go_on()
     eventually(lambda: vgpu.slot().want, "it wants the GPU")
     work.come_back()
     assert work.hear() == [0]
-    assert vgpu.slot().committed_bytes[2] == 80 * MIB
+    assert vgpu.slot().committed_bytes[SHARED] == 80 * MIB
 
 
 def test_it_waits_for_room_and_is_refused_over_the_limit(stage: Stage) -> None:

@@ -106,6 +106,7 @@ class Page:
     class record:
         vgpu_id = "vgpu-1"
         memory_limit_bytes = 8 * GIB
+        owner = SimpleNamespace(uid=1000)
 
     implicit_peak_bytes = 0
     quiesced = False
@@ -151,7 +152,8 @@ def watch(
     """The releases that were asked for within ``seconds``, as (slot, when)."""
     released: list[tuple[int, float]] = []
 
-    async def release(_: Any, number: int, process: Process) -> bool:
+    async def release(_: Any, number: int, process: Process, keeps_shared: bool) -> bool:
+        assert not keeps_shared
         released.append((number, trio.current_time()))
         memory.reaped(vgpu, number)  # type: ignore[arg-type]
         return True

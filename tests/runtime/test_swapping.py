@@ -140,7 +140,7 @@ class Stage:
             at_enlist=[],
             at_strike_off=[],
         )
-        memory = SimpleNamespace(outside=(), readings=1)
+        memory = SimpleNamespace(outside=(), left_bytes=0, readings=1)
         self.swapping = Swapping(cast(Any, self.state), cast(Any, memory))
         self.swapping.stores = cast(
             Any, SimpleNamespace(lacks=lambda *_: "", have=have, host=HostMemory(), take_first=lambda *_: None)

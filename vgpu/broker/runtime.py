@@ -204,8 +204,8 @@ class Broker:
                     noted = self._noted.get((slot, Process(pid, started)))
                     if noted is not None:
                         noted.set()
-                case Gone(slot=slot, pid=pid, start_time=started):
-                    await self._gone(slot, Process(pid, started))
+                case Gone(slot=slot, pid=pid, start_time=started, keeps_shared=keeps_shared):
+                    await self._gone(slot, Process(pid, started), keeps_shared)
                 case Stop(removed=removed):
                     self._admissions.removed = removed
                     self._stopped = True
@@ -307,18 +307,18 @@ class Broker:
         reported = [self._reports[slot] for slot, _ in self._admissions.dead() if slot in self._reports]
         return (*living, *(report.model_copy(update={"alive": False}) for report in reported))
 
-    async def _gone(self, slot: int, process: Process) -> None:
+    async def _gone(self, slot: int, process: Process, keeps_shared: bool) -> None:
         if not self._admissions.awaits_release(slot, process):
             return
         if self._vgpu is not None:
             # The words by which the ledger's lock names processes.
             self._damaged |= self._activity.assert_words(self._vgpu.generation)
         try:
-            released = await trio.to_thread.run_sync(self._activity.reap_slot, slot)
+            released = await trio.to_thread.run_sync(self._activity.reap_slot, slot, keeps_shared)
         except TimeoutError as error:  # the ledger's lock: the server will ask again
             await self._report_closed(process.pid, -1, f"its memory is not released yet: {error}")
             return
-        if self._admissions.gone(slot, process):
+        if not keeps_shared and self._admissions.gone(slot, process):
             self._reports.pop(slot, None)
             await self._tell(Reaped(slot=slot, pid=process.pid, released_bytes=released))
 

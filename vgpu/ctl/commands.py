@@ -50,6 +50,7 @@ MODULES: Final = {
     "hook": "hook",
     "jupyter": "integrations.jupyter",
     "container": "integrations.container",
+    "models": "integrations.models",
     "slurm": "integrations.slurm",
     "ray": "integrations.ray",
     "ray-worker": "integrations.ray",

@@ -288,6 +288,10 @@ def _moving(vgpu: VgpuStatus) -> dict[str, str]:
     if vgpu.swaps_out or vgpu.swaps_in:
         away = format_bytes(vgpu.memory_away_bytes)
         facts["swapped"] = f"{counted(vgpu.swaps_out, 'time')} out, {vgpu.swaps_in} in; {away} is away"
+    if vgpu.memory_shared_bytes:
+        facts["shared"] = f"{format_bytes(vgpu.memory_shared_bytes)} of its memory, with processes that are not charged"
+    if vgpu.memory_imported_bytes:
+        facts["imported"] = f"{format_bytes(vgpu.memory_imported_bytes)}, charged to the vGPU that shares it"
     if vgpu.memory_pinned_bytes:
         facts["host memory"] = f"pinned for {format_bytes(vgpu.memory_pinned_bytes)} of a swap"
     return facts

@@ -401,6 +401,18 @@ VGPU: Final[tuple[Metric[Vgpu], ...]] = (
         "memory_away_bytes", GAUGE, "Of that swapped out to the host's memory.", lambda v: v.reading.memory_away_bytes
     ),
     _vgpu(
+        "memory_shared_bytes",
+        GAUGE,
+        "Of that shared with processes that are not charged with it.",
+        lambda v: v.reading.memory_shared_bytes,
+    ),
+    _vgpu(
+        "memory_imported_bytes",
+        GAUGE,
+        "Beside that what its processes have of memory that another vGPU is charged with.",
+        lambda v: v.reading.memory_imported_bytes,
+    ),
+    _vgpu(
         "memory_peak_bytes",
         GAUGE,
         "Sum of the most that each of its processes has had, of what it allocates and of what is implicit.",

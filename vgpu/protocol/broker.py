@@ -235,12 +235,15 @@ class Noted(Message):
 
 
 class Gone(Message):
-    """The driver shows the process no more, so its memory is free. The broker is to release its slot."""
+    """The driver shows the process no more, so its memory is free. The broker is to release its slot. ``keeps_shared``:
+    other processes have memory that it shared. That stays charged, and the slot stays dead until the next ``Gone``. A
+    broker of an older release gives back all of it."""
 
     op: Literal["gone"] = "gone"
     slot: int
     pid: int
     start_time: int
+    keeps_shared: bool = False
 
 
 class Stop(Message):

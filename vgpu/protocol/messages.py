@@ -568,6 +568,8 @@ class VgpuStatus(Reading):
     memory_used_bytes: int  # charged: reserved + committed + implicit
     memory_away_bytes: int = 0  # of that in the host's memory, swapped
     memory_pinned_bytes: int = 0  # of what may be swapped, for so much the host's is pinned
+    memory_shared_bytes: int = 0  # of that used, what other processes may have, too; charged to this vGPU alone
+    memory_imported_bytes: int = 0  # beside that used: what its processes have of others' shared memory
     memory_reserved_bytes: int  # of allocations in progress
     memory_implicit_bytes: int  # contexts, modules, stacks, as NVML reports them
     memory_peak_bytes: int  # implicit, and the sum of the processes' own peaks
@@ -607,11 +609,12 @@ class ProcessReading(Reading):
     wants: bool
     has_work: bool  # submitted, and not yet seen to be drained
     memory_bytes: int  # committed + reserved
-    memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, array, graph
+    memory_by_kind_bytes: dict[str, int]  # device, managed, vmm, async, array, graph, shared
     memory_implicit_bytes: int  # NVML's figure minus committed, if positive
     memory_driver_bytes: int = 0  # NVML's figure
     memory_drift_bytes: int = 0  # what its ledger has beyond that, if it is much
     memory_away_bytes: int = 0  # of its memory in the host's, swapped
+    memory_imported_bytes: int = 0  # other processes' memory that it has; those are charged with it
     memory_peak_bytes: int
     memory_refusals: int
     busy_ns: int

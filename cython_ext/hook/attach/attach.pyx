@@ -29,6 +29,7 @@ from cython_ext.pages.layout cimport (
 from cython_ext.logic.meter.durations cimport durations_init
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
 from cython_ext.logic.gate.window cimport backlog_init
+from cython_ext.logic.memory.pieces cimport PIECE_BYTES, pieces_for
 from cython_ext.native cimport cas64, fence_all, futex_wait, load32, now_ns, store32, store64
 
 cdef extern from *:
@@ -366,6 +367,7 @@ cdef bint move(Gate* gate, ActivityPage* activity, const Reply* reply) noexcept 
     cdef uint32_t i
     store32(&slot.baton, 1)
     store64(&slot.away_bytes, gate.away_bytes)
+    store32(&slot.imported_pieces, <uint32_t>(pieces_for(gate.imported_bytes) / PIECE_BYTES))
     store32(&slot.where, gate.where)
     if not vgpu_take_slot(slot):
         return 0

@@ -1,5 +1,6 @@
 """Physical memory with mappings of its own (cuMemCreate): charged until every handle is released and every mapping
-unmapped. Memory that can leave the card has a book of its own (swap/program_memory.pyx).
+unmapped. Memory of several processes: shared.pyx. Memory that can leave the card has a book of its own
+(swap/program_memory.pyx).
 
 ``State.handles``: handle → bytes, with handles and mappings not yet given up counted in Block.aux. ``State.mappings``:
 address → handle (aux).
@@ -14,8 +15,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     vgpu_cancel, vgpu_check_map_infos, vgpu_check_multicast, vgpu_commit, vgpu_create_physical,
-    vgpu_is_swappable_linear, vgpu_map_physical,
-    vgpu_physical_properties, vgpu_release, vgpu_release_physical, vgpu_reserve, vgpu_retain_physical,
+    vgpu_handle_gone, vgpu_imported_mapped, vgpu_is_swappable_linear, vgpu_map_physical,
+    vgpu_physical_properties, vgpu_release_physical, vgpu_reserve, vgpu_retain_physical,
     vgpu_unmap_physical,
 )
 from cython_ext.hook.state cimport (
@@ -34,7 +35,7 @@ cdef void let_go(uint64_t handle) noexcept nogil:
         return
     block.aux -= 1
     if block.aux == 0 and alloc_remove(&state().handles, handle, &gone):
-        vgpu_release(&state().gates[gone.flags], KIND_VMM, gone.bytes)
+        vgpu_handle_gone(&gone)
 
 
 cdef public int cuMemCreate(
@@ -122,6 +123,7 @@ cdef public int cuMemMap(
             mapping.aux = handle
             if alloc_insert(&state().mappings, &mapping):
                 block.aux += 1
+                vgpu_imported_mapped(block, offset + size)
         lock_release(&state().memory_lock)
     return result
 

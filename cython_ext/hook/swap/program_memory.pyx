@@ -5,7 +5,7 @@ hook's own (logic/memory/physical.pxd), and maps the memory where it likes. Afte
 addresses again, with the access that the program had set.
 
 What stays on the card: memory that another process may have, from cuMemExportToShareableHandle or
-cuMemGetHandleForAddressRange on. It is charged as KIND_VMM from then on, and linear memory as KIND_DEVICE.
+cuMemGetHandleForAddressRange on. It is charged as KIND_SHARED from then on, and other memory as KIND_DEVICE.
 
 A function with ``result`` returns 0 where the call is not about such memory. Else it has done the call, with the
 driver's or its own result.
@@ -18,12 +18,12 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemMap, real_cuMemSetAccess, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
-    charge_contexts, vgpu_charge, vgpu_commit, vgpu_make_chunks, vgpu_make_with_room, vgpu_pin_ahead,
-    vgpu_release, vgpu_say, vgpu_touch, vgpu_touched, vgpu_unmake_chunks, vgpu_unstore,
+    charge_contexts, vgpu_exported, vgpu_make_chunks, vgpu_make_with_room, vgpu_pin_ahead, vgpu_say, vgpu_share,
+    vgpu_touch, vgpu_touched, vgpu_unmake_chunks, vgpu_unstore,
 )
 from cython_ext.hook.state cimport (
     CHUNK_AWAY, CHUNK_FIXED, CUDA_ERROR_DEINITIALIZED, CUDA_ERROR_INVALID_VALUE, CUDA_ERROR_NOT_SUPPORTED,
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_swappable, state,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, attached, is_swappable, state,
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find
 from cython_ext.logic.memory.physical cimport (
@@ -33,7 +33,7 @@ from cython_ext.logic.memory.physical cimport (
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport load64
-from cython_ext.pages.layout cimport KIND_DEVICE, KIND_VMM
+from cython_ext.pages.layout cimport KIND_DEVICE, KIND_SHARED
 
 cdef enum:
     MAP_INFO_BYTES = 96          # CUarrayMapInfo
@@ -60,7 +60,7 @@ cdef inline bint is_empty() noexcept nogil:
 
 
 cdef uint32_t charged_as(const Physical* physical) noexcept nogil:
-    return KIND_VMM if physical.fixed else KIND_DEVICE
+    return KIND_SHARED if physical.fixed else KIND_DEVICE
 
 
 # --- handles
@@ -327,9 +327,7 @@ cdef void fix(Gate* gate, Physical* physical) noexcept nogil:
     physical.fixed = 1
     lock_release(&gate.chunks_lock)
     if first:
-        vgpu_charge(gate, physical.bytes)
-        vgpu_commit(gate, KIND_VMM, physical.bytes)
-        vgpu_release(gate, KIND_DEVICE, physical.bytes)
+        vgpu_share(gate, KIND_DEVICE, physical.bytes)
 
 
 cdef public int cuMemExportToShareableHandle(
@@ -341,7 +339,10 @@ cdef public int cuMemExportToShareableHandle(
     cdef int result = CUDA_ERROR_DEINITIALIZED
     physical = NULL if state() == NULL or is_empty() else use(handle)
     if physical == NULL:
-        return real_cuMemExportToShareableHandle(shareable, handle, type, flags)
+        result = real_cuMemExportToShareableHandle(shareable, handle, type, flags)
+        if result == CUDA_SUCCESS and attached():
+            vgpu_exported(handle)
+        return result
     gate = only_gate()
     vgpu_touch(gate)
     if physical.chunk_bytes < physical.bytes:

@@ -19,7 +19,7 @@ bounded.
 from libc.stdint cimport UINT64_MAX, int64_t, uint32_t, uint64_t
 
 from cython_ext.pages.layout cimport (
-    MAX_PROCESSES, MEMORY_KINDS, SLOT_DEAD, SLOT_FREE, ActivityPage, Slot,
+    KIND_SHARED, MAX_PROCESSES, MEMORY_KINDS, SLOT_DEAD, SLOT_FREE, ActivityPage, Slot,
 )
 from cython_ext.logic.sync.robust cimport ROBUST_LOCKED, ROBUST_OWNER_DIED
 from cython_ext.logic.sync.section cimport section_leave, section_try, section_wait
@@ -243,6 +243,28 @@ cdef inline int ledger_reap(
         ledger_apply(page, &slot.committed_bytes[kind], 0)
     store64(&page.charged_bytes, ledger_sum(page))
     store32(&slot.state, SLOT_FREE)
+    return ledger_unlock(page, name, LEDGER_OK)
+
+
+cdef inline int ledger_keep_shared(
+    ActivityPage* page, uint32_t name, uint32_t slot_index, uint64_t* freed_bytes
+) noexcept nogil:
+    """As ``ledger_reap``, but other processes have the dead one's shared memory yet: that stays charged, and the slot
+    stays dead."""
+    cdef Slot* slot
+    cdef int kind
+    freed_bytes[0] = 0
+    if slot_index >= MAX_PROCESSES or not ledger_lock(page, name):
+        return LEDGER_BROKEN
+    slot = &page.slots[slot_index]
+    if load32(&slot.state) != SLOT_DEAD:
+        return ledger_unlock(page, name, LEDGER_REFUSED)
+    freed_bytes[0] = slot_bytes(slot)
+    ledger_apply(page, &slot.reserved_bytes, 0)
+    for kind in range(MEMORY_KINDS):
+        if kind != KIND_SHARED:
+            ledger_apply(page, &slot.committed_bytes[kind], 0)
+    freed_bytes[0] -= slot_bytes(slot)
     return ledger_unlock(page, name, LEDGER_OK)
 
 

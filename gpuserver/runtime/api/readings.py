@@ -14,6 +14,7 @@ from gpuserver.core.observe.usage import Seen, TurnUse, Usage
 from gpuserver.core.scheduler.leases import AccountSnapshot, AccountState, ServiceTotals
 from gpuserver.core.states.migration import Step
 from gpuserver.runtime.memory.outside import UnmanagedProcess
+from gpuserver.runtime.memory.sharing import shared_bytes
 from gpuserver.runtime.memory.watch import MemoryWatch
 from gpuserver.runtime.rates import Rates
 from gpuserver.runtime.vgpus import NO_PROCESS, Vgpu, away_of, bounded
@@ -115,6 +116,8 @@ def vgpu_reading(
         memory_used_bytes=vgpu.used_bytes,
         memory_away_bytes=vgpu.away_bytes,
         memory_pinned_bytes=vgpu.pinned_bytes,
+        memory_shared_bytes=bounded(shared_bytes(slots)),
+        memory_imported_bytes=bounded(sum(slot.imported_bytes for slot in vgpu.alive)),
         memory_reserved_bytes=reserved,
         memory_implicit_bytes=implicit,
         memory_peak_bytes=peak_bytes(vgpu),
@@ -209,6 +212,7 @@ def process_reading(vgpu: Vgpu, slot: SlotReading, gpu_index: int, memory: Memor
         memory_driver_bytes=memory.latest.by_pid.get(slot.pid, 0),
         memory_drift_bytes=memory.drift.get(name, 0),
         memory_away_bytes=away_of(slot),
+        memory_imported_bytes=0 if slot.state is SlotState.DEAD else slot.imported_bytes,
         memory_peak_bytes=slot.peak_bytes,
         memory_refusals=slot.refusals,
         busy_ns=slot.busy_ns,

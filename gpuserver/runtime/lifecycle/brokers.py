@@ -356,8 +356,9 @@ class Brokers:
             return False
         return True
 
-    async def gone(self, vgpu: Vgpu, slot: int, process: Process) -> bool:
-        return await self.tell(vgpu, Gone(slot=slot, pid=process.pid, start_time=process.start_time))
+    async def gone(self, vgpu: Vgpu, slot: int, process: Process, keeps_shared: bool) -> bool:
+        message = Gone(slot=slot, pid=process.pid, start_time=process.start_time, keeps_shared=keeps_shared)
+        return await self.tell(vgpu, message)
 
     async def changed(self, vgpu: Vgpu) -> None:
         """Send the broker its new description, after mode, owner's group or partition changed."""

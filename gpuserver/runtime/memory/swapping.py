@@ -107,7 +107,7 @@ class Swapping:
         state = self._state
         taken = state.registry.guaranteed_memory_bytes
         taken += sum(vgpu.borrowed_bytes for vgpu in state.vgpus.values())
-        taken += sum(outsider.memory_bytes for outsider in self._memory.outside)
+        taken += sum(outsider.memory_bytes for outsider in self._memory.outside) + self._memory.left_bytes
         return state.facts.total_memory_bytes - taken + self._taken_bytes + self._lent_bytes
 
     @property

@@ -3,8 +3,8 @@
 Implicit memory (contexts, modules, stacks) cannot be refused. It is what NVML shows for a process beyond the process's
 ledger, and it narrows what the vGPU may still allocate. A program with a new context requests a reading, and waits
 until the page shows that there was one. The memory of a dead process is released once the driver no longer shows the
-process. The watch reads NVML every 10 ms while a program waits for a reading or a dead process holds memory, else once
-a second.
+process. What the process shared stays charged until its importers have let it go (sharing.py). The watch reads NVML
+every 10 ms while a program waits for a reading or a dead process holds memory, else once a second.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from gpuserver.runtime.memory.outside import (
     unhooked_by_pid,
     unhooked_sentence,
 )
+from gpuserver.runtime.memory.sharing import Left, importers, only_shared, shared_bytes, without_imports
 from gpuserver.runtime.vgpus import NO_LEDGER, Ledger, Vgpu
 from vgpu.errors import VgpuError
 from vgpu.event_types import EventType
@@ -62,6 +63,10 @@ class Dead:
     process: Process
     since: float
     asked: float = float("-inf")
+    holders: frozenset[Process] | None = None
+    """The processes that have memory which it shared; None: not read yet."""
+    kept: bool = False
+    """Nothing but that is charged any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +87,7 @@ class MemoryWatch:
         self,
         gpu: Device,
         vgpus: Callable[[], Iterable[Vgpu]],
-        release: Callable[[Vgpu, int, Process], Awaitable[bool]],
+        release: Callable[[Vgpu, int, Process, bool], Awaitable[bool]],
         notice: Callable[[EventType, Vgpu | None, str, int], None],
         mps_pid: Callable[[], int | None] = lambda: None,
         judge: Callable[[Sequence[UnmanagedProcess], Mapping[int, str]], Awaitable[None]] | None = None,
@@ -108,6 +113,9 @@ class MemoryWatch:
         self._doubted: frozenset[tuple[str, int]] = frozenset()
         """The processes whose ledger said too much in the last reading."""
         self.latest = NO_USE
+        self._left: list[Left] = []
+        self._shown: Mapping[int, int] = {}
+        """The same per process, without memory that others are charged with."""
         self.readings = 0
         """Of the driver, since this server began."""
         self.implicit: dict[tuple[str, int], int] = {}
@@ -155,7 +163,13 @@ class MemoryWatch:
         return None if dead is None else dead.process
 
     def forget(self, vgpu: Vgpu) -> None:
-        """The vGPU was removed."""
+        """The vGPU was removed. What it has shared with others stays on the card until they have let it go."""
+        shared, uid = shared_bytes(vgpu.slots), vgpu.record.owner.uid
+        holders = frozenset[Process]().union(
+            *(importers(other.slots) for other in self._vgpus() if other is not vgpu and other.record.owner.uid == uid)
+        )
+        if shared and holders:
+            self._left.append(Left(uid, shared, holders))
         for key in [key for key in self._dead if key[0] == vgpu.record.vgpu_id]:
             del self._dead[key]
 
@@ -206,6 +220,8 @@ class MemoryWatch:
         self._past_peak, self._peak = self._peak, {}
         doubted: dict[tuple[str, int], int] = {}
         self._uncertain = False
+        self._forget_left(after)
+        self._shown = self._without_imports(after)
         for vgpu in self._vgpus():
             vgpu_id = vgpu.record.vgpu_id
             if not vgpu.quiesced:  # the driver shows nothing of suspended processes
@@ -221,6 +237,27 @@ class MemoryWatch:
         self._tell_drift(doubted)
         self._tell_unhooked()
         self._find_outsiders([*before.values(), *after.values()])
+
+    @property
+    def left_bytes(self) -> int:
+        """What removed vGPUs have shared, and others hold."""
+        return sum(one.bytes_ for one in self._left)
+
+    def _forget_left(self, ledgers: Mapping[str, Ledger]) -> None:
+        if all(ledger.known for ledger in ledgers.values()):
+            now = frozenset[Process]().union(*(importers(ledger.slots) for ledger in ledgers.values()))
+            self._left = [one for one in self._left if one.holders & now]
+
+    def _without_imports(self, ledgers: Mapping[str, Ledger]) -> Mapping[int, int]:
+        slots: dict[int, list[SlotReading]] = {}
+        for vgpu in self._vgpus():
+            slots.setdefault(vgpu.record.owner.uid, []).extend(ledgers[vgpu.record.vgpu_id].slots)
+        shown: Mapping[int, int] = self.latest.by_pid
+        for uid, mine in slots.items():
+            if any(slot.imported_bytes for slot in mine):
+                shared = shared_bytes(mine) + sum(one.bytes_ for one in self._left if one.uid == uid)
+                shown = without_imports(shown, mine, shared, self.least_context_bytes)
+        return shown
 
     def _answer_blindly(self, before: Mapping[str, Ledger], begun_ns: int) -> None:
         """The driver has failed twice in a row, so no program waits for a reading. The last figures still count."""
@@ -271,11 +308,12 @@ class MemoryWatch:
         now = trio.current_time()
         again_s = self._again_s if self._uncertain else CALM_S
         self._again_s = min(2 * self._again_s, CALM_S) if self._uncertain else AGAIN_S
-        if any(now - dead.since < URGENT_FOR_S for dead in self._dead.values()):
+        awaited = [dead for dead in self._dead.values() if not dead.kept]
+        if any(now - dead.since < URGENT_FOR_S for dead in awaited):
             return URGENT_S
         if self._uncertain and now < self._waited_until:
             return URGENT_S
-        return min(again_s, FRESH_S if self._dead or now < self._fresh_until else CALM_S)
+        return min(again_s, FRESH_S if awaited or now < self._fresh_until else CALM_S)
 
     def _alive_by_proc(self) -> dict[int, int]:
         """Without NVML, the dead processes that /proc still shows. Without figures nothing is charged."""
@@ -286,22 +324,23 @@ class MemoryWatch:
         fits neither ledger. Then the last figure still counts, as far as either ledger allows, and another reading
         follows soon. A process that is stopped in the middle of an allocation gets no better reading."""
         vgpu_id = vgpu.record.vgpu_id
-        by_pid = implicit_by_pid(later.slots, self.latest.by_pid)
+        by_pid = implicit_by_pid(later.slots, self._shown)
         exact = rests = earlier.rests_until(later)
         if not rests:
             self._uncertain = True
-            bounds = implicit_bounds(earlier.slots, later.slots, self.latest.by_pid)
+            bounds = implicit_bounds(earlier.slots, later.slots, self._shown)
             by_pid = {pid: min(max(past.get((vgpu_id, pid), low), low), high) for pid, (low, high) in bounds.items()}
             unsure = {pid for pid, (low, high) in bounds.items() if low != high}
             past_slots = self._past_ledgers.get(vgpu_id, NO_LEDGER).slots
             exact = unsure <= standing(past_slots, earlier.slots, later.slots)
-        for pid in contradicted(earlier.slots, later.slots, self.latest.by_pid):
+        import_pids = {slot.pid for slot in later.slots if slot.imported_bytes}
+        for pid in contradicted(earlier.slots, later.slots, self._shown):
             by_pid[pid] = past.get((vgpu_id, pid), by_pid[pid])
         for pid, amount in by_pid.items():
             name = vgpu_id, pid
             self.implicit[name] = self._confirmed(name, amount, past.get(name, amount), rests)
             self._peak[name] = max(self._past_peak.get(name, 0), self.implicit[name])
-            if amount and amount == past.get(name) and rests:
+            if amount and amount == past.get(name) and rests and pid not in import_pids:
                 self.least_context_bytes = min(self.least_context_bytes or amount, amount)
         total = sum(self.implicit[vgpu_id, pid] for pid in by_pid)
         if vgpu.grants.implicit_bytes != total:
@@ -322,7 +361,7 @@ class MemoryWatch:
             self._falls.pop(name, None)
             believed = amount if rests else max(known, min(before, amount))
         else:
-            nothing = self.latest.by_pid.get(name[1], 0) == 0
+            nothing = self._shown.get(name[1], 0) == 0
             believed = max(before, amount) if nothing and before <= known else self._fallen(name, amount, known)
         self._uncertain |= believed != amount
         return believed
@@ -339,10 +378,32 @@ class MemoryWatch:
 
     async def _release_dead(self) -> None:
         for dead in list(self._dead.values()):
-            if trio.current_time() - dead.asked < ASK_AGAIN_S or self._still_held(dead):
+            if self._still_held(dead):
                 continue
-            if await self._release(dead.vgpu, dead.slot, dead.process):
+            shared = self._is_shared(dead)
+            if not shared and dead.kept:
+                dead.asked, dead.kept = float("-inf"), False
+            if dead.kept or trio.current_time() - dead.asked < ASK_AGAIN_S:
+                continue
+            if await self._release(dead.vgpu, dead.slot, dead.process, shared):
                 dead.asked = trio.current_time()
+
+    def _is_shared(self, dead: Dead) -> bool:
+        """Other processes of its user have memory that it shared: the card has it yet, and the vGPU is charged with it.
+        While a page is away the importers in it are not known."""
+        slot = next((slot for slot in dead.vgpu.slots if slot.index == dead.slot), None)
+        if slot is None or not shared_bytes([slot]):
+            return False
+        vgpus = [vgpu for vgpu in self._vgpus() if vgpu.record.owner.uid == dead.vgpu.record.owner.uid]
+        ledgers = [vgpu.ledger for vgpu in vgpus]
+        now = frozenset[Process]().union(*(importers(ledger.slots) for ledger in ledgers))
+        if not all(ledger.known for ledger in ledgers):
+            now |= dead.holders or frozenset()
+        elif dead.holders is None:
+            dead.holders = now
+        holds = dead.holders is None or bool(dead.holders & now)
+        dead.kept = holds and only_shared(slot)
+        return holds
 
     def _still_held(self, dead: Dead) -> bool:
         if dead.process.pid not in self.latest.by_pid:

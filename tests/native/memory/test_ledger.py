@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from cython_ext.readings import SHARED
 from cython_ext.testing import bindings_memory as native
 from tests.native.namespaces import fork_apart
 from tests.native.tracing import killed_after_instructions
@@ -107,6 +108,17 @@ class LedgerTwin(RuleBasedStateMachine):
         self.dead.remove(slot)
         self.reserved[slot] = 0
         self.committed |= {(slot, kind): 0 for kind in KINDS}
+
+    @rule(slot=slots)
+    def keep_shared(self, slot: int) -> None:
+        before = self.owned(slot)
+        verdict, freed = self.page.keep_shared(slot)
+        if slot not in self.dead:
+            assert (verdict, freed) == (native.LEDGER_REFUSED, 0)
+            return
+        self.reserved[slot] = 0
+        self.committed |= {(slot, kind): 0 for kind in KINDS if kind != SHARED}
+        assert (verdict, freed) == (native.LEDGER_OK, before - self.owned(slot))
 
     @precondition(lambda self: self.total() > 0)
     @rule(slot=slots, size=st.integers(1, 50))

@@ -12,7 +12,7 @@ from vgpu.errors import ErrorCode, VgpuError
 
 SECTIONS: Final = {
     "vGPUs": ("create", "ls", "inspect", "set", "suspend", "resume", "migrate", "rm", "prune", "advise"),
-    "Programs in vGPUs": ("run", "exec", "wait", "ps", "deactivate", "hook", "jupyter"),
+    "Programs in vGPUs": ("run", "exec", "wait", "ps", "models", "deactivate", "hook", "jupyter"),
     "Containers and clusters": ("container", "slurm", "ray", "ray-worker", "kubelet", "extender"),
     "See what happens": ("top", "dashboard", "metrics", "trace", "events", "usage", "why", "logs"),
     "The node": ("serve", "stop", "status", "gpu", "config", "quota", "queue", "systemd"),

@@ -1,6 +1,6 @@
 """Checkpoints of other processes (cuCheckpointProcess*): a locked one's calls of the driver wait, a checkpointed one
 has nothing on the GPU. Contents live in the process, so nothing has to be copied; the time that takes is not modelled.
-Under MPS it is refused, as by the real driver.
+Under MPS it is refused, as by the real driver. It is refused with shared memory, too (not tried on a real one).
 
 A process that is restored on another GPU gets its contexts there. The old contexts' remains name the new place, and go
 once the process has followed (process.pyx).
@@ -16,9 +16,10 @@ from cython_ext.sim.cuda.driver cimport (
 )
 from cython_ext.sim.queues cimport sim_memory_used, sim_open_context, sim_take_memory
 from cython_ext.sim.share cimport sim_context_pid, sim_find_participant, sim_reap
+from cython_ext.sim.shares cimport sim_holds_share
 from cython_ext.sim.state cimport (
-    CONTEXT_FREE, FROZEN_CHECKPOINTED, FROZEN_LOCKED, FROZEN_NOT, SIM_CONTEXTS, SIM_NOWHERE, SIM_STREAMS, SimContext,
-    SimGpu, sim_context, sim_owner,
+    CONTEXT_FREE, FROZEN_CHECKPOINTED, FROZEN_LOCKED, FROZEN_NOT, SIM_CONTEXTS, SIM_NOWHERE, SIM_SHARES, SIM_STREAMS,
+    SimContext, SimGpu, sim_context, sim_owner,
 )
 
 cdef enum:
@@ -121,10 +122,25 @@ cdef public CUresult cuCheckpointProcessLock(int pid, const LockArguments* argum
     return result
 
 
+cdef bint shares_memory(int pid) noexcept nogil:
+    """It has memory that other processes may have, too."""
+    cdef SimGpu* gpu
+    cdef int d, i, k
+    cdef bint found = False
+    for d in range(drv_devices()):
+        gpu = drv_device(d).gpu
+        drv_enter(gpu)
+        for i in range(SIM_CONTEXTS):
+            for k in range(SIM_SHARES if is_of(gpu, i, pid) else 0):
+                found = found or (gpu.shares[k].id != 0 and sim_holds_share(&gpu.shares[k], i))
+        drv_leave(gpu)
+    return found
+
+
 cdef public CUresult cuCheckpointProcessCheckpoint(int pid, const void* arguments) noexcept nogil:
     cdef SimContext* context
     cdef SimGpu* gpu
-    cdef CUresult result = move(pid, FROZEN_LOCKED, FROZEN_CHECKPOINTED)
+    cdef CUresult result = NOT_SUPPORTED if shares_memory(pid) else move(pid, FROZEN_LOCKED, FROZEN_CHECKPOINTED)
     cdef int d, i
     for d in range(drv_devices() if result == SUCCESS else 0):
         gpu = drv_device(d).gpu

@@ -3,10 +3,14 @@
 Physical memory is one unlinked file of this process, a piece is a range of it. So contents survive unmapping, and a
 piece mapped twice shows the same contents twice. Unmapping does not wait: queued work that would still touch the
 range dies with ILLEGAL_ADDRESS when the GPU comes to it, and its context with it (seen on an H200).
+
+A piece that may be exported has a file of its own, whose descriptor is the shareable handle. All processes that hold
+the piece map that file, so they see the same contents (shares.pxd counts it once). ``VGPU_SIM_READ_ONLY=0`` makes
+cuMemSetAccess refuse read-only access.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, getenv
 from libc.string cimport memset
 
 from cython_ext.sim.cuda.memory.allocations cimport (
@@ -20,7 +24,10 @@ from cython_ext.sim.share cimport (
     MAP_ANONYMOUS, MAP_FAILED, MAP_FIXED, MAP_NORESERVE, MAP_PRIVATE, MAP_SHARED, PROT_NONE, PROT_READ, PROT_WRITE,
     mmap, mprotect, munmap,
 )
-from cython_ext.sim.state cimport SIM_QUEUE, sim_op
+from cython_ext.sim.shares cimport (
+    sim_find_share, sim_join_share, sim_leave_share, sim_open_share,
+)
+from cython_ext.sim.state cimport SIM_QUEUE, SimShare, sim_op
 
 
 cdef extern from "<sys/mman.h>" nogil:
@@ -32,7 +39,14 @@ cdef extern from "<fcntl.h>" nogil:
     int FALLOC_FL_PUNCH_HOLE
     int fallocate(int fd, int mode, int64_t offset, int64_t size) noexcept
 
+cdef extern from "<sys/stat.h>" nogil:
+    struct stat_t "stat":
+        uint64_t st_ino
+        int64_t st_size
+    int fstat(int fd, stat_t* found) noexcept
+
 cdef extern from "<unistd.h>" nogil:
+    int close(int fd) noexcept
     int dup(int fd) noexcept
     int ftruncate(int fd, int64_t size) noexcept
 
@@ -47,6 +61,8 @@ cdef public struct Physical:
     uint32_t mappings
     int device
     int handle_types        # to which it may be exported
+    int file
+    uint64_t share          # the inode of its file, from its export or import on; 0: no other process has it
     uint64_t id
     uint64_t size
     int64_t offset
@@ -141,9 +157,11 @@ cdef public CUresult cuMemGetAllocationGranularity(size_t* granularity, const Pi
 
 cdef public CUresult cuMemCreate(Physical** out, size_t size, const PieceProperties* properties,
                                  unsigned long long flags) noexcept nogil:
-    global pieces, file, file_bytes
+    global file, file_bytes
     cdef Context* context
     cdef Physical* piece
+    cdef bint shareable
+    cdef int own = -1
     cdef CUresult result = drv_current_context(&context)
     if result != SUCCESS:
         return result
@@ -156,27 +174,56 @@ cdef public CUresult cuMemCreate(Physical** out, size_t size, const PiecePropert
     if drv_device(properties.location).gpu != context.gpu:
         return NOT_SUPPORTED
     result = drv_begin(context)
-    if result == SUCCESS and file == 0:
-        file = memfd_create(b"simulated-gpu-memory", MFD_CLOEXEC)
-    if result == SUCCESS and (file <= 0 or not mem_charge(context, size)):
+    shareable = properties.handle_types & POSIX_DESCRIPTOR
+    if result == SUCCESS and (file == 0 or shareable):
+        own = memfd_create(b"simulated-gpu-memory", MFD_CLOEXEC)
+    if result == SUCCESS and file == 0 and not shareable:
+        file = own
+    if result == SUCCESS and ((own if shareable else file) <= 0 or not mem_charge(context, size)):
         result = OUT_OF_MEMORY
     if result == SUCCESS:
-        piece = <Physical*>calloc(1, sizeof(Physical))
-        piece.mark = MARK_PHYSICAL
-        piece.handles = 1
-        piece.device = properties.location
+        piece = add_piece(context, properties.location, size)
         piece.handle_types = properties.handle_types
-        piece.id = drv_next_id()
-        piece.size = size
-        piece.offset = file_bytes
-        piece.context = context
-        file_bytes += size
-        ftruncate(file, file_bytes)
-        piece.next = pieces
-        pieces = piece
+        piece.file = own if shareable else file
+        if not shareable:
+            piece.offset = file_bytes
+            file_bytes += size
+        ftruncate(piece.file, piece.offset + size)
         out[0] = piece
+    elif shareable and own > 0:
+        close(own)
     drv_end(context)
     return result
+
+
+cdef Physical* add_piece(Context* context, int device, uint64_t size) noexcept nogil:
+    global pieces
+    cdef Physical* piece = <Physical*>calloc(1, sizeof(Physical))
+    piece.mark = MARK_PHYSICAL
+    piece.handles = 1
+    piece.device = device
+    piece.id = drv_next_id()
+    piece.size = size
+    piece.context = context
+    piece.next = pieces
+    pieces = piece
+    return piece
+
+
+cdef void give_back(Physical* piece) noexcept nogil:
+    """What is charged for it. A share that this process has twice stays with the other piece."""
+    cdef SimShare* share
+    cdef Physical* other = pieces
+    if piece.context == NULL:
+        return
+    if piece.share == 0:
+        mem_discharge(piece.context, piece.size)
+        return
+    while other != NULL and (other == piece or other.share != piece.share or other.context != piece.context):
+        other = other.next
+    share = sim_find_share(piece.context.gpu, piece.share) if other == NULL else NULL
+    if share != NULL:
+        sim_leave_share(piece.context.gpu, share, piece.context.slot)
 
 
 cdef void settle(Physical* piece) noexcept nogil:
@@ -184,9 +231,11 @@ cdef void settle(Physical* piece) noexcept nogil:
     cdef Physical** link = &pieces
     if piece.handles or piece.mappings:
         return
-    if piece.context != NULL:
-        mem_discharge(piece.context, piece.size)
-    fallocate(file, FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, piece.offset, piece.size)
+    give_back(piece)
+    if piece.file != file:
+        close(piece.file)
+    else:
+        fallocate(file, FALLOC_FL_KEEP_SIZE | FALLOC_FL_PUNCH_HOLE, piece.offset, piece.size)
     while link[0] != NULL and link[0] != piece:
         link = &link[0].next
     if link[0] != NULL:
@@ -249,22 +298,56 @@ cdef public CUresult cuMemGetAllocationPropertiesFromHandle(PieceProperties* pro
 
 cdef public CUresult cuMemExportToShareableHandle(void* out, Physical* handle, int type,
                                                   unsigned long long flags) noexcept nogil:
-    """A descriptor of the file. No process can import it."""
+    """A descriptor of the piece's file."""
     cdef Physical* piece
-    cdef int fd = -1
+    cdef Context* context
+    cdef stat_t found
+    cdef CUresult result = INVALID_VALUE
     drv_lock()
     piece = find_piece(handle)
-    if piece != NULL and type == POSIX_DESCRIPTOR and piece.handle_types & type and not flags:
-        fd = dup(file)
+    context = piece.context if piece != NULL else NULL
     drv_unlock()
-    if fd < 0:
+    if context == NULL or type != POSIX_DESCRIPTOR or not piece.handle_types & type or flags:
         return INVALID_VALUE
-    (<int*>out)[0] = fd
-    return SUCCESS
+    drv_begin(context)
+    if fstat(piece.file, &found) == 0 and (
+        piece.share != 0 or sim_open_share(context.gpu, found.st_ino, piece.size, context.slot)
+    ):
+        piece.share = found.st_ino
+        (<int*>out)[0] = dup(piece.file)
+        result = SUCCESS if (<int*>out)[0] >= 0 else OUT_OF_MEMORY
+    drv_end(context)
+    return result
 
 
 cdef public CUresult cuMemImportFromShareableHandle(Physical** out, void* shared, int type) noexcept nogil:
-    return NOT_SUPPORTED
+    """``shared`` is the descriptor, which stays the caller's."""
+    cdef Context* context
+    cdef Physical* piece
+    cdef SimShare* share = NULL
+    cdef stat_t found
+    cdef int copy
+    cdef CUresult result = drv_current_context(&context)
+    if result != SUCCESS:
+        return result
+    if type != POSIX_DESCRIPTOR or fstat(<int><uint64_t>shared, &found) != 0:
+        return INVALID_VALUE
+    copy = dup(<int><uint64_t>shared)
+    result = drv_begin(context)
+    if result == SUCCESS:
+        share = sim_find_share(context.gpu, found.st_ino)
+        result = INVALID_VALUE if share == NULL or share.bytes != <uint64_t>found.st_size else SUCCESS
+    if result == SUCCESS:
+        piece = add_piece(context, context.device, share.bytes)
+        piece.handle_types = POSIX_DESCRIPTOR
+        piece.file = copy
+        piece.share = share.id
+        sim_join_share(share, context.slot)
+        out[0] = piece
+    else:
+        close(copy)
+    drv_end(context)
+    return result
 
 
 # -- mappings
@@ -312,7 +395,7 @@ cdef public CUresult cuMemMap(uint64_t address, size_t size, size_t offset, Phys
         result = NOT_SUPPORTED
     elif address % GRANULARITY or not is_reserved(address, size) or not is_free(address, size):
         result = INVALID_VALUE
-    elif mmap(<void*>address, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, file,
+    elif mmap(<void*>address, size, PROT_NONE, MAP_SHARED | MAP_FIXED | MAP_NORESERVE, piece.file,
               piece.offset) == MAP_FAILED:
         result = OUT_OF_MEMORY
     else:
@@ -359,6 +442,8 @@ cdef public CUresult cuMemSetAccess(uint64_t address, size_t size, const Access*
             protection |= PROT_READ
         if accesses[i].flags & 2:
             protection |= PROT_WRITE
+    if protection == PROT_READ and getenv(b"VGPU_SIM_READ_ONLY") != NULL and getenv(b"VGPU_SIM_READ_ONLY")[0] == 48:
+        return NOT_SUPPORTED
     drv_lock()
     result = whole_mappings(address, size)
     while result == SUCCESS and at < address + size:
