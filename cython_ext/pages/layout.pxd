@@ -231,7 +231,7 @@ cdef struct Slot:
     uint64_t pinned_bytes    # of the store, that it has pinned and could use
     uint32_t clean_blocks    # pieces of 2 MiB that the last move out did not copy: the store had them
     # A slot stays 512 bytes on x86-64, which are used up with this word.
-    uint32_t imported_pieces # of 2 MiB: memory of other processes that it holds, not charged here
+    uint32_t imported_pieces     # of 2 MiB: memory of other processes that it holds, not charged here
 
 
 cdef struct ActivityPage:

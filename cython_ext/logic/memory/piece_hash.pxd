@@ -5,7 +5,7 @@ pieces that differ in one vector have different hashes. The hash is the sum of a
 256 threads of a GPU are the lanes (hook/swap/piece_hash.ptx): it reads at the full speed of the memory.
 
 A step takes the idea of multiplying, folding down the upper half and crossing two lanes from the finalizers of
-Appleby's MurmurHash3 (2011). The hash is no defence against a program that looks for collisions: it would damage only
+Appleby's MurmurHash3 (2011). The hash is no defence against a program that searches collisions: it would damage only
 its own memory.
 """
 
