@@ -1,0 +1,194 @@
+"""Model servers that share one card: the first token of a suspended one, and of one in whose place another one is.
+
+    python -m benchmarks.servers [--servers 6] [--rounds 5] [--host-memory 200G] [--filler 100G]
+
+Each server (server.py) owns weights of 16 GB and a cache of 8 GB in expandable segments. Its decode steps are a
+captured graph. It knows of no vGPU. In each round every server gets one request, in turn:
+
+    suspended   all vGPUs are suspended (``vgpuctl suspend --resume-on call``): the request resumes its vGPU
+    turns       none is suspended, and the card has no room for all: the vGPU that was used the longest ago leaves
+
+A server is right if its tokens are those that it gave before anything was swapped. The first server's are compared
+with a plain program's, too. ``--filler``: memory of the card that is promised to another vGPU, as in 100G.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+from benchmarks.node import Node, plain_environment
+from benchmarks.suite.report.stats import percentile
+from vgpu.node.link import ControlLink
+
+SERVER: Final = Path(__file__).with_name("server.py")
+REQUESTS: Final = 3
+TOKENS: Final = 8
+PINNED_S: Final = 180.0
+ALLOCATOR: Final = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+
+
+class Server:
+    def __init__(self, prefix: list[str], environment: dict[str, str], arguments: list[str], name: str = "plain"):
+        self.name = name
+        self.popen = subprocess.Popen(
+            [*prefix, sys.executable, *arguments],
+            env=environment | ALLOCATOR,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.expected: list[Any] = []
+
+    def line(self) -> dict[str, Any]:
+        assert self.popen.stdout is not None
+        line = self.popen.stdout.readline()
+        if not line:
+            sys.exit(f"server {self.name} ended: {self.popen.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def ask(self, seed: int) -> dict[str, Any]:
+        assert self.popen.stdin is not None
+        self.popen.stdin.write(json.dumps({"seed": seed, "tokens": TOKENS}) + "\n")
+        self.popen.stdin.flush()
+        return self.line()
+
+    def end(self) -> None:
+        self.popen.kill()
+        self.popen.communicate()
+
+
+@contextmanager
+def ended(server: Server) -> Iterator[Server]:
+    try:
+        yield server
+    finally:
+        server.end()
+
+
+def plain(node: Node, arguments: list[str]) -> dict[str, Any]:
+    """Tokens and times of the first server without a vGPU."""
+    with ended(Server([], plain_environment(node if node.simulated else None), [*arguments, "--seed", "1"])) as server:
+        owned = server.line()["reserved_bytes"]
+        answers = [server.ask(seed) for seed in range(REQUESTS)]
+        again = [server.ask(seed) for seed in range(REQUESTS)]
+    steps = [ms for answer in again for ms in answer["ms"][1:]]
+    return {
+        "bytes": owned,
+        "tokens": [answer["tokens"] for answer in answers],
+        "first_ms": median(answer["ms"][0] for answer in again),
+        "step_ms": median(steps),
+    }
+
+
+def await_pins(link: ControlLink, owned: int) -> float:
+    began = time.monotonic()
+    while time.monotonic() - began < PINNED_S:
+        swapped = [vgpu for vgpu in link.list() if vgpu.spec.oversubscribe]
+        if all(vgpu.memory_pinned_bytes >= owned for vgpu in swapped):
+            break
+        time.sleep(0.5)
+    return time.monotonic() - began
+
+
+class Scene:
+    def __init__(self, node: Node, servers: list[Server], rounds: int) -> None:
+        self.node, self.servers, self.rounds = node, servers, rounds
+        self.wrong = 0
+
+    def suspend(self, server: Server) -> None:
+        self.node.run("suspend", server.name, "--resume-on", "call")
+
+    def measure(self, mode: str) -> dict[str, Any]:
+        first, steps = [], []
+        for server in self.servers if mode == "suspended" else ():
+            self.suspend(server)
+        for turn in range(self.rounds):
+            for server in self.servers:
+                seed = turn % REQUESTS
+                answer = server.ask(seed)
+                self.wrong += answer["tokens"] != server.expected[seed]
+                first.append(answer["ms"][0])
+                steps += answer["ms"][1:]
+                if mode == "suspended":
+                    self.suspend(server)
+                print(f"{mode} {turn} {server.name} {answer['ms'][0]:.0f} ms", file=sys.stderr, flush=True)
+        return {
+            "first_p50_ms": round(percentile(first, 50), 1),
+            "first_p99_ms": round(percentile(first, 99), 1),
+            "first_ms": first,
+            "step_ms": median(steps),
+        }
+
+
+def moves(link: ControlLink, after_unix_s: float) -> dict[str, Any]:
+    events = [event for event in link.events(kinds=("swapped-out", "swapped-in")) if event.at_unix_s > after_unix_s]
+    found: dict[str, Any] = {}
+    for kind in ("swapped-out", "swapped-in"):
+        mine = [event.fields for event in events if event.kind == kind]
+        if mine:
+            found[kind] = {
+                "count": len(mine),
+                "seconds": round(median(float(fields["seconds"]) for fields in mine), 3),
+                "bytes": median(float(fields["memory_bytes"]) for fields in mine),
+                "clean_bytes": median(float(fields.get("clean_bytes", 0)) for fields in mine),
+            }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--servers", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--host-memory", default="200G")
+    parser.add_argument("--filler", default="")
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--mem", default="28G")
+    parser.add_argument("--program", default=str(SERVER), help="a rehearsal's")
+    parser.add_argument("--simulate", action="store_true")
+    args = parser.parse_args()
+    arguments = [args.program, "--layers", str(args.layers)]
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+    node = Node(options=("--host-memory", args.host_memory), simulate=int(args.simulate))
+    with node, ExitStack() as stack:
+        result: dict[str, Any] = {"plain": plain(node, arguments)}
+        expected = result["plain"].pop("tokens")
+        print(json.dumps(result), flush=True)
+        link = stack.enter_context(ControlLink(node.control_socket))
+        if args.filler:
+            node.run("create", "--sm", "1", "--mem", args.filler, "--name", "filler")
+        servers = []
+        for number in range(1, args.servers + 1):
+            name, share = f"s{number}", str(96 // args.servers)
+            prefix = [*node.vgpuctl, "run", "--sm", share, "--mem", args.mem, "--burst"]
+            prefix += ["--oversubscribe", "swap", "--name", name]
+            command = [*arguments, "--seed", str(number)]
+            server = stack.enter_context(ended(Server([*prefix, "--"], node.environment, command, name)))
+            server.line()
+            server.expected = [server.ask(seed)["tokens"] for seed in range(REQUESTS)]
+            alone = [server.ask(seed) for seed in range(REQUESTS)]
+            result[name] = {"step_ms": median(ms for answer in alone for ms in answer["ms"][1:])}
+            servers.append(server)
+        scene = Scene(node, servers, args.rounds)
+        scene.wrong += servers[0].expected != expected
+        result["pinned_after_s"] = round(await_pins(link, result["plain"]["bytes"]), 1)
+        for mode in ("turns", "suspended"):
+            began = time.time()
+            result[mode] = scene.measure(mode)
+            result[mode]["moves"] = moves(link, began)
+        result["wrong_answers"] = scene.wrong
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()
