@@ -53,7 +53,7 @@ class Server:
         assert self.popen.stdout is not None
         line = self.popen.stdout.readline()
         if not line:
-            sys.exit(f"server {self.name} ended: {self.popen.wait()}")
+            raise RuntimeError(f"server {self.name} ended: {self.popen.wait()}")
         found: dict[str, Any] = json.loads(line)
         return found
 
@@ -146,6 +146,19 @@ def moves(link: ControlLink, after_unix_s: float) -> dict[str, Any]:
     return found
 
 
+@contextmanager
+def explained(link: ControlLink) -> Iterator[None]:
+    """If a server ends, say what the node has noted."""
+    try:
+        yield
+    except RuntimeError:
+        for event in link.events():
+            print(f"{event.at_unix_s:.2f} {event.kind}: {event.text}", file=sys.stderr)
+        for vgpu in link.list():
+            print(f"{vgpu.name}: {vgpu.memory_used_bytes >> 20} MiB, away {vgpu.memory_away_bytes >> 20}", file=sys.stderr)
+        raise
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--servers", type=int, default=6)
@@ -165,16 +178,18 @@ def main() -> None:
         expected = result["plain"].pop("tokens")
         print(json.dumps(result), flush=True)
         link = stack.enter_context(ControlLink(node.control_socket))
+        stack.enter_context(explained(link))
         if args.filler:
             node.run("create", "--sm", "1", "--mem", args.filler, "--name", "filler")
         servers = []
         for number in range(1, args.servers + 1):
-            name, share = f"s{number}", str(96 // args.servers)
+            name, share, began = f"s{number}", str(96 // args.servers), time.monotonic()
             prefix = [*node.vgpuctl, "run", "--sm", share, "--mem", args.mem, "--burst"]
             prefix += ["--oversubscribe", "swap", "--name", name]
             command = [*arguments, "--seed", str(number)]
             server = stack.enter_context(ended(Server([*prefix, "--"], node.environment, command, name)))
             server.line()
+            print(f"{name} serves after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
             server.expected = [server.ask(seed)["tokens"] for seed in range(REQUESTS)]
             alone = [server.ask(seed) for seed in range(REQUESTS)]
             result[name] = {"step_ms": median(ms for answer in alone for ms in answer["ms"][1:])}
