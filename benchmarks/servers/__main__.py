@@ -8,8 +8,8 @@ captured graph. It knows of no vGPU. In each round every server gets one request
     suspended   all vGPUs are suspended (``vgpuctl suspend --resume-on call``): the request resumes its vGPU
     turns       none is suspended, and the card has no room for all: the vGPU that was used the longest ago leaves
 
-A server is right if its tokens are those that it gave before anything was swapped. The first server's are compared
-with a plain program's, too. ``--filler``: memory of the card that is promised to another vGPU, as in 100G.
+A server's weights are of a seed of its own. It is right if its tokens are those that it gave first. The first server's
+are compared with a plain program's, too. ``--filler``: memory of the card that is promised to another vGPU, as in 100G.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def ended(server: Server) -> Iterator[Server]:
 
 def plain(node: Node, arguments: list[str]) -> dict[str, Any]:
     """Tokens and times of the first server without a vGPU."""
-    with ended(Server([], plain_environment(node if node.simulated else None), [*arguments, "--seed", "1"])) as server:
+    environment = plain_environment(node if node.simulated else None)
+    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("GPU", "0")
+    with ended(Server([], environment, [*arguments, "--seed", "1"])) as server:
         owned = server.line()["reserved_bytes"]
         answers = [server.ask(seed) for seed in range(REQUESTS)]
         again = [server.ask(seed) for seed in range(REQUESTS)]
@@ -155,7 +157,9 @@ def explained(link: ControlLink) -> Iterator[None]:
         for event in link.events():
             print(f"{event.at_unix_s:.2f} {event.kind}: {event.text}", file=sys.stderr)
         for vgpu in link.list():
-            print(f"{vgpu.name}: {vgpu.memory_used_bytes >> 20} MiB, away {vgpu.memory_away_bytes >> 20}", file=sys.stderr)
+            print(
+                f"{vgpu.name}: {vgpu.memory_used_bytes >> 20} MiB, away {vgpu.memory_away_bytes >> 20}", file=sys.stderr
+            )
         raise
 
 
@@ -166,11 +170,13 @@ def main() -> None:
     parser.add_argument("--host-memory", default="200G")
     parser.add_argument("--filler", default="")
     parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--cache-tokens", type=int, default=6400)
+    parser.add_argument("--modes", default="turns,suspended")
     parser.add_argument("--mem", default="28G")
     parser.add_argument("--program", default=str(SERVER), help="a rehearsal's")
     parser.add_argument("--simulate", action="store_true")
     args = parser.parse_args()
-    arguments = [args.program, "--layers", str(args.layers)]
+    arguments = [args.program, "--layers", str(args.layers), "--cache-tokens", str(args.cache_tokens)]
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     node = Node(options=("--host-memory", args.host_memory), simulate=int(args.simulate))
     with node, ExitStack() as stack:
@@ -181,23 +187,22 @@ def main() -> None:
         stack.enter_context(explained(link))
         if args.filler:
             node.run("create", "--sm", "1", "--mem", args.filler, "--name", "filler")
-        servers = []
+        servers, began = [], time.monotonic()
         for number in range(1, args.servers + 1):
-            name, share, began = f"s{number}", str(96 // args.servers), time.monotonic()
+            name, share = f"s{number}", str(96 // args.servers)
             prefix = [*node.vgpuctl, "run", "--sm", share, "--mem", args.mem, "--burst"]
-            prefix += ["--oversubscribe", "swap", "--name", name]
+            prefix += ["--oversubscribe", "swap", "--name", name, "--"]
             command = [*arguments, "--seed", str(number)]
-            server = stack.enter_context(ended(Server([*prefix, "--"], node.environment, command, name)))
+            servers.append(stack.enter_context(ended(Server(prefix, node.environment, command, name))))
+        for server in servers:
             server.line()
-            print(f"{name} serves after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+            print(f"{server.name} serves after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        for server in servers:
             server.expected = [server.ask(seed)["tokens"] for seed in range(REQUESTS)]
-            alone = [server.ask(seed) for seed in range(REQUESTS)]
-            result[name] = {"step_ms": median(ms for answer in alone for ms in answer["ms"][1:])}
-            servers.append(server)
         scene = Scene(node, servers, args.rounds)
         scene.wrong += servers[0].expected != expected
         result["pinned_after_s"] = round(await_pins(link, result["plain"]["bytes"]), 1)
-        for mode in ("turns", "suspended"):
+        for mode in args.modes.split(","):
             began = time.time()
             result[mode] = scene.measure(mode)
             result[mode]["moves"] = moves(link, began)

@@ -261,6 +261,25 @@ def test_who_takes_nothing_of_what_it_says_it_waits_for_is_passed_over(
     play(scene)
 
 
+def test_others_leave_for_an_allocation_that_the_driver_refuses_though_the_books_have_room(
+    stage: Callable[..., Stage],
+) -> None:
+    """The driver keeps more of the card for itself than the books know."""
+
+    async def scene() -> None:
+        a = Played("a", 1)
+
+        class Refused(Played):
+            movable_bytes = CARD - OWNED - GIB // 8
+            room_bytes = property(lambda self: 0 if a.left else GIB // 16)  # type: ignore[assignment]
+
+        found = stage(a, Refused("b", 2))
+        await found.run(30, until=lambda: a.left > 0)
+        assert a.left > 0
+
+    play(scene)
+
+
 @pytest.mark.slow
 def test_a_program_that_is_traced_is_moved_as_any_other(stage: Callable[..., Stage]) -> None:
     """At any moment it may be seen stopped, for microseconds."""

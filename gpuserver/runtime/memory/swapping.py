@@ -50,6 +50,7 @@ STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
 STOPPED_S: Final = 0.5  # ... and where a program was stopped at every reading
 ANSWER_S: Final = 1.0  # a vGPU that has not begun to come by then is passed over
+REFUSED_NS: Final = 250_000_000  # a vGPU tries so long: then less of the card is given out, and others leave
 TAKE_NS: Final = 3_000_000_000  # so is one that has not taken what there is room for
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
 AGAIN_NS: Final = 5_000_000_000  # a program that is in the wrong place is not checked again before
@@ -190,7 +191,7 @@ class Swapping:
             self._begin(*tenants[key], on_card=False, after=answer)
         for tenant in seen:
             vgpu, place = tenants[tenant.key]
-            self._pass_over(place, now_ns, offered=tenant.key in moves.offered)
+            self._pass_over(vgpu, place, now_ns, offered=tenant.key in moves.offered)
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare[tenant.key])
         self._admit()
@@ -220,13 +221,18 @@ class Swapping:
         place.tidied_ns = now_ns
         return True
 
-    def _pass_over(self, place: SwapState, now_ns: int, *, offered: bool) -> None:
+    def _pass_over(self, vgpu: Vgpu, place: SwapState, now_ns: int, *, offered: bool) -> None:
         """Others have their turn if it does not take what it is offered, whatever size it says that it waits for: with
         that in hand it would wait no more, or for others to leave."""
         if not offered:
             place.offered_ns = now_ns
         elif now_ns - place.offered_ns > TAKE_NS:
             place.defer()
+        elif now_ns - max(place.offered_ns, place.refused_ns) > REFUSED_NS:
+            if not any(stands(slot) for slot in present(vgpu.alive)):
+                # It has tried again and again: the driver keeps more of the card than the books know.
+                self._short.grow(now_ns)
+            place.refused_ns = now_ns
 
     def _knows_the_card(self) -> bool:
         """A server that has just begun knows neither what contexts take, nor what is where while a page is away."""
