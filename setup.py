@@ -106,7 +106,7 @@ class BuildNative(build_ext):
                 if not module.with_name(module.name.partition(".")[0] + ".pyx").exists():
                     module.unlink()
         lib_root = Path("." if self.inplace else self.build_lib) / NATIVE / "lib"
-        changed_s = max(newest("*.pyx", "*.pxd", "*.h", "*.map"), Path(__file__).stat().st_mtime)
+        changed_s = max(newest("*.pyx", "*.pxd", "*.h", "*.map", "*.ptx"), Path(__file__).stat().st_mtime)
         for library in LIBRARIES:
             target = lib_root / library.target
             if self.force or not is_newer(target, changed_s):

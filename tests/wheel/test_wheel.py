@@ -86,7 +86,7 @@ def test_it_holds_nothing_but_the_packages(contents: Path) -> None:
 
 def test_it_holds_every_file_that_a_package_reads(contents: Path) -> None:
     """Modules, and what lies beside them: pages and their assets, templates."""
-    built_from = (".pyx", ".pxd", ".c", ".h", ".map", ".md")
+    built_from = (".pyx", ".pxd", ".c", ".h", ".map", ".ptx", ".md")
     expected = {file for file in sources(*PACKAGES) if not file.endswith(built_from)}
     assert {file for file in expected - files(contents) if not file.startswith(TESTING)} == set()
 

@@ -39,11 +39,18 @@ cdef extern from "<fcntl.h>" nogil:
     int FALLOC_FL_PUNCH_HOLE
     int fallocate(int fd, int mode, int64_t offset, int64_t size) noexcept
 
-cdef extern from "<sys/stat.h>" nogil:
+cdef extern from *:
+    """
+    #include <sys/stat.h>
+    #include <sys/syscall.h>
+    #include <unistd.h>
+    /* The C library's fstat has another name since glibc 2.33. */
+    static inline int sim_stat_of(int fd, struct stat *found) { return (int)syscall(SYS_fstat, fd, found); }
+    """
     struct stat_t "stat":
         uint64_t st_ino
         int64_t st_size
-    int fstat(int fd, stat_t* found) noexcept
+    int sim_stat_of(int fd, stat_t* found) noexcept nogil
 
 cdef extern from "<unistd.h>" nogil:
     int close(int fd) noexcept
@@ -310,7 +317,7 @@ cdef public CUresult cuMemExportToShareableHandle(void* out, Physical* handle, i
     if context == NULL or type != POSIX_DESCRIPTOR or not piece.handle_types & type or flags:
         return INVALID_VALUE
     drv_begin(context)
-    if fstat(piece.file, &found) == 0 and (
+    if sim_stat_of(piece.file, &found) == 0 and (
         piece.share != 0 or sim_open_share(context.gpu, found.st_ino, piece.size, context.slot)
     ):
         piece.share = found.st_ino
@@ -330,7 +337,7 @@ cdef public CUresult cuMemImportFromShareableHandle(Physical** out, void* shared
     cdef CUresult result = drv_current_context(&context)
     if result != SUCCESS:
         return result
-    if type != POSIX_DESCRIPTOR or fstat(<int><uint64_t>shared, &found) != 0:
+    if type != POSIX_DESCRIPTOR or sim_stat_of(<int><uint64_t>shared, &found) != 0:
         return INVALID_VALUE
     copy = dup(<int><uint64_t>shared)
     result = drv_begin(context)
