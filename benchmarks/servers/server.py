@@ -2,8 +2,9 @@
 
     python benchmarks/servers/server.py --layers 32 --cache-tokens 7680 --batch 8 --seed 1
 
-The weights are random, of a fixed seed, and all kernels are deterministic ones. Each line of its input is a request: ``{"seed": 3, "tokens": 16}``. It answers
-with one line of JSON: the tokens, and the milliseconds to the first and between the others.
+The weights are random, of a fixed seed, and all kernels are deterministic ones. Each line of its input is a request:
+``{"seed": 3, "tokens": 16}``. It answers with one line of JSON: the tokens, and the milliseconds to the first and
+between the others.
 """
 
 from __future__ import annotations
