@@ -33,6 +33,7 @@ cdef enum:
     MPOL_PREFERRED = 1
     SMALL_PAGE = 4096
     FILE_BLOCK = 512             # of stat
+    MOST_KEEPERS = 64
 
 STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS = logic.BLOCK_BYTES, logic.SEGMENT_BLOCKS
 STORE_TIME_MASK = (<uint64_t>1 << logic.START_BITS) - 1    # of a start time, what is in a name
@@ -159,18 +160,29 @@ cdef class StorePage(Page):
                 count += owner != 0 and not logic.is_kept(owner)
         return count
 
-    def kept(self, size_t most=64):
-        """How many blocks processes keep: a dictionary of (pid, low bits of start time), ``most`` of them."""
+    def kept(self):
+        """How many blocks processes keep: a dictionary of (pid, low bits of start time), of at most 64 processes."""
         cdef uint64_t* owners = logic.store_owners(self.get())
-        cdef uint64_t i, owner
-        found = {}
-        for i in range(self.blocks):
-            owner = native.load64(&owners[i])
-            if logic.is_kept(owner):
-                name = process_in(owner)
-                if name in found or len(found) < most:
-                    found[name] = found.get(name, 0) + 1
-        return found
+        cdef uint64_t[64] names
+        cdef uint64_t[64] counts
+        cdef uint64_t i, owner, known = 0, at = 0
+        with nogil:
+            for i in range(self.blocks):
+                owner = native.load64(&owners[i])
+                if not logic.is_kept(owner):
+                    continue
+                if known == 0 or names[at] != owner:     # one process has most of its blocks in a row
+                    at = 0
+                    while at < known and names[at] != owner:
+                        at += 1
+                    if at == MOST_KEEPERS:
+                        at = 0
+                        continue
+                    if at == known:
+                        names[at], counts[at] = owner, 0
+                        known += 1
+                counts[at] += 1
+        return {process_in(names[i]): counts[i] for i in range(known)}
 
     def take_first(self, processes):
         """Of whom kept blocks are taken first, each as (pid, start time): the first three of them."""

@@ -49,6 +49,7 @@ class Played:
         owner, share = SimpleNamespace(uid=1), SimpleNamespace(priority=Priority.NORMAL)
         self.tenant = owner.uid
         self.record = SimpleNamespace(vgpu_id=name, key=VgpuIndex(key), owner=owner, share=share)
+        self.record.memory_limit_bytes = CARD
         self.share = None
         self.grants = SimpleNamespace(present_bytes=0, spare_bytes=0)
         self.removed, self.lifecycle_lock, self.passage = trio.Event(), trio.Lock(), AT_REST
@@ -142,9 +143,8 @@ class Stage:
         )
         memory = SimpleNamespace(outside=(), left_bytes=0, readings=1)
         self.swapping = Swapping(cast(Any, self.state), cast(Any, memory))
-        self.swapping.stores = cast(
-            Any, SimpleNamespace(lacks=lambda *_: "", have=have, host=HostMemory(), take_first=lambda *_: None)
-        )
+        stores = {"lacks": lambda *_: "", "have": have, "have_room_for": lambda _: False, "host": HostMemory()}
+        self.swapping.stores = cast(Any, SimpleNamespace(take_first=lambda *_: None, **stores))
 
     async def run(self, seconds: float, until: Callable[[], bool] = lambda: False) -> None:
         """Until that is so, and for that long at most."""
@@ -355,7 +355,7 @@ def test_stores_grow_ahead_for_what_is_owned_in_whichever_order_the_tasks_began(
         owner.record.memory_limit_bytes, liar.record.memory_limit_bytes = 2 * OWNED, OWNED // 2
         found = stage(owner, liar)
         stores = SimpleNamespace(have_ahead=ahead, have_room_for=lambda wanted: True)
-        found.swapping.stores = cast(Any, SimpleNamespace(**vars(found.swapping.stores), **vars(stores)))
+        found.swapping.stores = cast(Any, SimpleNamespace(**(vars(found.swapping.stores) | vars(stores))))
         tasks = [found.swapping.run, found.swapping.grow_ahead]
         async with trio.open_nursery() as nursery:
             found.state.nursery = nursery

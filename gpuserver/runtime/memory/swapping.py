@@ -136,8 +136,7 @@ class Swapping:
         long as later ones: the hooks pin that memory meanwhile (cython_ext/hook/swap/pin_ahead.pyx)."""
         while True:
             await self._has_vgpus()
-            wanted = {tenant: bytes_ + STORE_SLACK_BYTES for tenant, bytes_ in self._owned_bytes().items()}
-            more = False
+            wanted, more = self._wanted_bytes(), False
             if self.stores.have_room_for(wanted):  # else a part for each, and no vGPU could leave as a whole
                 for tenant, bytes_ in wanted.items():
                     more |= await self.stores.have_ahead(tenant, bytes_)
@@ -149,6 +148,10 @@ class Swapping:
             if self._enlisted.is_set():
                 self._enlisted = trio.Event()
             await self._enlisted.wait()
+
+    def _wanted_bytes(self) -> dict[int, int]:
+        """By tenant, the store that has room for all that is owned."""
+        return {tenant: bytes_ + STORE_SLACK_BYTES for tenant, bytes_ in self._owned_bytes().items()}
 
     def _owned_bytes(self) -> dict[int, int]:
         """By tenant; one that owns nothing has no entry. What programs report is bounded by their vGPUs' limits."""
@@ -206,6 +209,8 @@ class Swapping:
         coming = any(place.comes for _, place in vgpus)
         for vgpu, place in vgpus:
             vgpu.pass_others(coming and place.leaves)
+        if self.stores.have_room_for(self._wanted_bytes()):
+            return
         for tenant in {vgpu.tenant for vgpu, place in vgpus if place.leaves}:
             here = {vgpu.record.key: (vgpu, place) for vgpu, place in vgpus if vgpu.tenant == tenant}
             order = least_used_first({key: (place.wanted, place.wants_ns) for key, (_, place) in here.items()})
