@@ -268,6 +268,7 @@ cdef extern:
     # piece_hash.pyx
     void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil
     void vgpu_hash_chunks(Gate* gate, void* context) noexcept nogil
+    void vgpu_forget_hasher(Gate* gate, const void* context) noexcept nogil
     # pin_ahead.pyx
     void vgpu_pin_ahead(Gate* gate) noexcept nogil
     # residency_guard.pyx

@@ -230,6 +230,8 @@ cdef struct Gate:
     Store store
     Store heir               # of a later server, once nothing is left in the other
     uint64_t store_next      # the part in which a block was found last
+    uint64_t kept_next       # the kept block that was taken last
+    uint32_t store_stage     # where this go takes blocks from (store.pyx)
     int64_t pinning_ns       # of this move
     uint32_t pins_ahead      # 1: a thread pins ahead of moves (pin_ahead.pyx) ...
     uint32_t pinning         # ... and is in the driver

@@ -493,7 +493,7 @@ class Vgpu:
 
     def take_away(self) -> None:
         """It was removed: every gate of its processes fails from now on."""
-        self.grants.flags = self.grants.flags | GrantsFlag.REMOVED
+        self.grants.flags = self.grants.flags & ~GrantsFlag.PASSED | GrantsFlag.REMOVED
         self.grants.wake()
         self.removed.set()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
-from cython_ext.readings import Where
+from cython_ext.readings import GrantsFlag, Where
 from tests.hook.stage import Stage, StagedVgpu, eventually
 from tests.hook.test_swap import AWAY, MIB, Program, swappable
 
@@ -223,3 +223,36 @@ while True:
     program.come_back()
     program.go_on()
     assert program.hear() == expected
+
+
+def test_another_vgpu_may_begin_and_cease_to_come_at_any_moment_of_a_move(stage: Stage, vgpu: StagedVgpu) -> None:
+    """GRANTS_PASSED changes while chunks are on their way."""
+    program = Program(
+        stage,
+        vgpu,
+        """
+blocks = [filled(2 << 20, byte) for byte in range(1, 56)]
+while True:
+    say([bytes_of(block, 2 << 20) for block in blocks] == [[byte] for byte in range(1, 56)])
+    for number, block in enumerate(blocks):
+        if number % 3 == 0:
+            app.call("cuMemsetD8_v2", c_uint64(block), number + 1, c_size_t(2 << 20))
+    app.synchronize()
+""",
+    )
+    for turn in range(6):
+        assert program.hear() == [True]
+        vgpu.withdraw()
+        vgpu.grants.flags = vgpu.grants.flags & ~GrantsFlag.PRESENT | AWAY | passed(turn)
+        flips = 0
+        while vgpu.slot().where != Where.AWAY:
+            vgpu.grants.flags = vgpu.grants.flags ^ GrantsFlag.PASSED
+            flips += 1
+            assert flips < 2_000_000, "it leaves"
+        vgpu.grants.flags = vgpu.grants.flags & ~GrantsFlag.PASSED
+        program.come_back()
+        program.go_on()
+
+
+def passed(turn: int) -> GrantsFlag:
+    return GrantsFlag.PASSED if turn % 2 else GrantsFlag(0)

@@ -13,10 +13,9 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemFreeAsync_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_forget_pins,
-    vgpu_free_swappable, vgpu_gate_here,
-    vgpu_physical_of_context_died, vgpu_pooled, vgpu_pooled_freed, vgpu_release, vgpu_reserve, vgpu_settle_ahead,
-    vgpu_settle_pools,
+    vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_forget_hasher, vgpu_forget_pins,
+    vgpu_free_swappable, vgpu_gate_here, vgpu_physical_of_context_died, vgpu_pooled, vgpu_pooled_freed, vgpu_release,
+    vgpu_reserve, vgpu_settle_ahead, vgpu_settle_pools,
 )
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, Pooled, attached,
@@ -187,6 +186,7 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
     cdef uint32_t g
     for g in range(state().gate_count):
         vgpu_forget_pins(&state().gates[g])
+        vgpu_forget_hasher(&state().gates[g], context)
     lock_acquire(&state().memory_lock)
     vgpu_physical_of_context_died(context, NULL)
     while i < table.capacity:
@@ -211,6 +211,9 @@ cdef public void vgpu_memory_inherited(void* context, void* heir) noexcept nogil
     """What was allocated in one context belongs to another from here on."""
     cdef AllocTable* table = &state().allocations
     cdef uint64_t i
+    cdef uint32_t g
+    for g in range(state().gate_count):
+        vgpu_forget_hasher(&state().gates[g], context)
     lock_acquire(&state().memory_lock)
     vgpu_physical_of_context_died(context, heir)
     for i in range(table.capacity):

@@ -65,6 +65,12 @@ cdef public void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil:
     vgpu_log(b"kernel for hashes loaded, result", result, 0)
 
 
+cdef public void vgpu_forget_hasher(Gate* gate, const void* context) noexcept nogil:
+    """The context has ended, and the kernel with it."""
+    if gate.hasher.context == context:
+        gate.hasher.context = NULL
+
+
 cdef bint launch(Gate* gate, Round* run) noexcept nogil:
     """The kernel for the pieces whose kernel is not launched yet."""
     cdef uint32_t count = run.count - run.launched

@@ -21,8 +21,8 @@ from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert,
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.logic.memory.piece_hash cimport PieceHash
 from cython_ext.logic.memory.store cimport (
-    BLOCK_BYTES, name_in, store_drop, store_give, store_keep, store_name, store_owners, store_reclaim, store_size,
-    store_take, store_take_kept,
+    BLOCK_BYTES, is_kept, name_in, store_drop, store_give, store_keep, store_name, store_owners, store_reclaim,
+    store_size, store_take, store_take_kept,
 )
 from cython_ext.logic.meter.durations cimport mix64
 from cython_ext.native cimport load32, load64, now_ns
@@ -41,6 +41,10 @@ cdef enum:
     PIN_NONE = 0             # not tried yet
     PIN_DONE = 1
     PIN_NOT = 2              # driver, or limits, do not allow it: copies are slower
+
+    # Gate.store_stage: free blocks of pinned parts, free blocks of others, then
+    STAGE_NAMED = 2          # ... what the three processes keep that the server has named
+    STAGE_ANY = 5            # ... what any process keeps
 
 
 cdef bint map_store(Store* store, int fd, uint64_t file) noexcept nogil:
@@ -160,22 +164,21 @@ cdef void pin(Gate* gate, uint64_t part) noexcept nogil:
 
 
 cdef public void vgpu_forget_pins(Gate* gate) noexcept nogil:
-    """A context has ended, which may have taken its pins along, and the kernel for hashes. No thread pins meanwhile."""
+    """A context has ended, which may have taken its pins along. No thread pins meanwhile."""
     cdef uint64_t part
-    gate.hasher.context = NULL
     if gate.store.page == NULL:
         return
     for part in range(pins_size(&gate.store)):
         gate.store.pins[part] = PIN_NONE
 
 
-cdef uint64_t usable_in(const Gate* gate, uint64_t part) noexcept nogil:
-    """How many blocks of the part are free, or this process's."""
+cdef uint64_t usable_in(const Gate* gate, uint64_t part, bint kept) noexcept nogil:
+    """How many blocks of the part are free, or this process's; ``kept``: or kept by others, which it may take."""
     cdef const uint64_t* owners = store_owners(gate.store.page)
     cdef uint64_t mine = name(gate), owner, i, count = 0
     for i in range(part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS):
         owner = load64(&owners[i])
-        count += owner == 0 or name_in(owner) == mine
+        count += owner == 0 or name_in(owner) == mine or (kept and is_kept(owner))
     return count
 
 
@@ -187,27 +190,30 @@ cdef public uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil:
     parts = parts_of(ready_blocks(gate))
     for part in range(parts):
         if gate.store.pins[part] == PIN_DONE:
-            count += usable_in(gate, part)
+            count += usable_in(gate, part, 0)
     return count
 
 
-cdef public bint vgpu_pin_next(Gate* gate) noexcept nogil:
-    """Pin one more part that has blocks for this process. 0: there is none, or the driver does not pin it now, and it
-    is tried again. Processes begin at different parts. The caller has a context current."""
-    cdef uint64_t parts, part, begin, k
-    if gate.store.page == NULL or gate.heir.page != NULL:
-        return 0
-    parts = parts_of(ready_blocks(gate))
-    begin = mix64(gate.slot.pid)
+cdef bint pin_one_of(Gate* gate, bint kept) noexcept nogil:
+    cdef uint64_t parts = parts_of(ready_blocks(gate)), begin = mix64(gate.slot.pid), part, k
     for k in range(parts):
         part = (begin + k) % parts
-        if gate.store.pins[part] == PIN_NONE and usable_in(gate, part):
+        if gate.store.pins[part] == PIN_NONE and usable_in(gate, part, kept):
             pin(gate, part)
             if gate.store.pins[part] == PIN_DONE:
                 return 1
             gate.store.pins[part] = PIN_NONE
             return 0
     return 0
+
+
+cdef public bint vgpu_pin_next(Gate* gate) noexcept nogil:
+    """Pin one more part that has blocks for this process, at last those that others keep. 0: there is none, or the
+    driver does not pin it now, and it is tried again. Processes begin at different parts. The caller has a context
+    current."""
+    if gate.store.page == NULL or gate.heir.page != NULL:
+        return 0
+    return pin_one_of(gate, 0) or pin_one_of(gate, 1)
 
 
 cdef void drop_kept(Gate* gate) noexcept nogil:
@@ -259,20 +265,34 @@ cdef bint add_place(Gate* gate, uint64_t address, uint64_t block) noexcept nogil
     return noted
 
 
+cdef int64_t take_kept(Gate* gate, uint64_t keeper) noexcept nogil:
+    """The search goes on where it ended."""
+    cdef uint64_t blocks = ready_blocks(gate), begin = min(gate.kept_next, blocks)
+    cdef int64_t block = store_take_kept(gate.store.page, name(gate), keeper, begin, blocks)
+    if block < 0:
+        block = store_take_kept(gate.store.page, name(gate), keeper, 0, begin)
+    if block >= 0:
+        gate.kept_next = block
+    return block
+
+
+cdef int64_t take_in_stage(Gate* gate, uint32_t stage) noexcept nogil:
+    cdef uint64_t keeper
+    if stage < STAGE_NAMED:
+        return take_from(gate, stage == 0)
+    if stage == STAGE_ANY:
+        return take_kept(gate, 0)
+    keeper = load64(&gate.store.page.first_taken[stage - STAGE_NAMED])
+    return take_kept(gate, keeper) if keeper else -1
+
+
 cdef int64_t take_block(Gate* gate) noexcept nogil:
     """A free one, best of a part that is pinned here; else one that another process keeps: of those that the server
-    has named, or of any. -1: there is none."""
-    cdef int64_t block = take_from(gate, 1)
-    cdef uint64_t keeper
-    cdef int i
-    if block < 0:
-        block = take_from(gate, 0)
-    for i in range(3):
-        keeper = load64(&gate.store.page.first_taken[i])
-        if block < 0 and keeper:
-            block = store_take_kept(gate.store.page, name(gate), keeper, ready_blocks(gate))
-    if block < 0:
-        block = store_take_kept(gate.store.page, name(gate), 0, ready_blocks(gate))
+    has named, or of any. -1: there is none. A source that was empty is searched again by the next go."""
+    cdef int64_t block = take_in_stage(gate, gate.store_stage)
+    while block < 0 and gate.store_stage < STAGE_ANY:
+        gate.store_stage += 1
+        block = take_in_stage(gate, gate.store_stage)
     return block
 
 
@@ -282,6 +302,7 @@ cdef bint reclaim(Gate* gate, uint64_t address) noexcept nogil:
     if not place_at(gate, address, &place):
         return 0
     if store_reclaim(gate.store.page, place.aux, name(gate)):
+        pin(gate, place.aux / PIN_BLOCKS)
         return 1
     remove_place(gate, address, &place)
     return 0
@@ -332,7 +353,7 @@ cdef public void vgpu_keep(Gate* gate, const Block* chunk) noexcept nogil:
 
 
 cdef public void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil:
-    """The chunk is no more. Blocks that it had or kept are free."""
+    """The chunk is no more, or no copy of it is kept. Its blocks are free."""
     cdef uint64_t address = chunk.address, end = address + chunk.bytes
     cdef Block place
     while gate.store.page != NULL and address < end:

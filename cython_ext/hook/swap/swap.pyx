@@ -388,6 +388,18 @@ cdef bint waits_a_moment(Gate* gate, uint32_t flags) noexcept nogil:
     return load32(&state().stopping) == 0
 
 
+cdef bint complete(Gate* gate, Mover* mover, uint32_t turn, bint out) noexcept nogil:
+    """Wait for the copies of a batch, if it has any. 0: they failed."""
+    cdef Batch* batch = &mover.batches[turn]
+    cdef bint well
+    if batch.count == 0:
+        return 1
+    well = has_arrived(mover, batch)
+    settle(gate, batch, out, well)
+    gate.move_went_ns = now_ns()
+    return well
+
+
 cdef inline bint leaves_gaps(const Gate* gate) noexcept nogil:
     """Whether the vGPU that leaves copies a batch only once the last one has left, because another vGPU comes.
     Reason: a mapping that becomes accessible waits for copies from the card, 1 ms each (H200)."""
@@ -402,6 +414,7 @@ cdef int carry(Gate* gate, bint out) noexcept nogil:
     cdef bint well = 1
     cdef int outcome = DONE
     memset(&mover, 0, sizeof(Mover))
+    gate.store_stage = 0
     while outcome == DONE or outcome == WAITS:
         batch = &mover.batches[turn]
         outcome = fill(gate, &mover, batch, out)
@@ -409,25 +422,19 @@ cdef int carry(Gate* gate, bint out) noexcept nogil:
             if outcome == WAITS and waits_a_moment(gate, flags):
                 continue
             break
-        if not (out and leaves_gaps(gate)):
-            turn = 1 - turn
-        batch = &mover.batches[turn]
-        if batch.count:
-            well = has_arrived(&mover, batch)
-            settle(gate, batch, out, well)
-            gate.move_went_ns = now_ns()
+        turn = 1 - turn
+        well = complete(gate, &mover, turn, out)
+        if well and outcome != FAILED and out and leaves_gaps(gate):
+            well = complete(gate, &mover, 1 - turn, out)
         if not well:
             outcome = FAILED
     if outcome == FAILED and mover.stream != NULL:
         real_cuStreamSynchronize(mover.stream)       # nothing may be using what is taken back
     for turn in range(2):
-        batch = &mover.batches[turn]
-        if batch.count:
-            well = outcome != FAILED and has_arrived(&mover, batch)
-            settle(gate, batch, out, well)
-            gate.move_went_ns = now_ns()
-            if not well:
-                outcome = FAILED
+        if outcome == FAILED:
+            settle(gate, &mover.batches[turn], out, 0)
+        elif not complete(gate, &mover, turn, out):
+            outcome = FAILED
     close_mover(&mover)
     return outcome
 
@@ -470,6 +477,7 @@ cdef int drain(Gate* gate) noexcept nogil:
 cdef void hash_in_context(Gate* gate) noexcept nogil:
     """From here on until the door opens nothing writes the memory."""
     cdef void* context = gate.away_context
+    gate.hashes.count = 0
     if gate.chunks.count == 0 or real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
         return
     lock_acquire(&gate.chunks_lock)
@@ -548,6 +556,8 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
     cdef int mode, outcome
     if flags & GRANTS_SWAPPABLE == 0:
         return 0
+    if is_removed(gate):
+        gate.hashes.count = 0        # threads of a removed vGPU may write what is still on the card
     if gate.open or (gate.lost and flags & GRANTS_LOSS_RUN):
         back = 1
     if back:

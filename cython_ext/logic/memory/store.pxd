@@ -73,18 +73,18 @@ cdef inline bint store_reclaim(StorePage* store, uint64_t block, uint64_t name) 
 
 
 cdef inline void store_drop(StorePage* store, uint64_t block, uint64_t name) noexcept nogil:
-    """A block that this process had or kept; another process may have taken it."""
-    if not cas64(&store_owners(store)[block], kept_by(name), 0):
-        cas64(&store_owners(store)[block], name, 0)
+    """A block that this process kept; another process may have taken it."""
+    cas64(&store_owners(store)[block], kept_by(name), 0)
 
 
 cdef inline int64_t store_take_kept(
-    StorePage* store, uint64_t name, uint64_t keeper, uint64_t blocks
+    StorePage* store, uint64_t name, uint64_t keeper, uint64_t begin, uint64_t end
 ) noexcept nogil:
-    """Take a block that the process ``keeper`` keeps, 0: any other process; -1: there is none."""
+    """Take a block from ``begin`` on and before ``end`` that the process ``keeper`` keeps, 0: any other process; -1:
+    there is none."""
     cdef uint64_t* owners = store_owners(store)
     cdef uint64_t i, owner
-    for i in range(blocks):
+    for i in range(begin, end):
         owner = load64(&owners[i])
         if not is_kept(owner) or owner == kept_by(name) or (keeper and owner != kept_by(keeper)):
             continue

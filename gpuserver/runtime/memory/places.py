@@ -38,7 +38,7 @@ class SwapState:
     """Of a vGPU, what ``Vgpu.swapped_out`` leaves open. ``settled``: it is known whether it is away. ``leaves``: it
     moves, and its memory is on the card until the move ends. ``comes``: since when it is on its way back, by a counter.
     ``room_ns``: since when an allocation waits for room; 0: none does. ``failures``: to move, in a row.
-    ``offered_ns``: since when there is room for its allocation. ``refused_ns``: when the driver seemed to refuse it.
+    ``offered_ns``: since when there is room for its allocation. ``refused``: the driver seemed to refuse it.
     """
 
     settled: bool = False
@@ -54,7 +54,7 @@ class SwapState:
     failures: int = 0
     not_before_ns: int = 0
     offered_ns: int = 0
-    refused_ns: int = 0
+    refused: bool = False
     tidied_ns: int = 0
     hopeless: bool = False
     answer: Answer = field(default_factory=Answer)
@@ -67,7 +67,7 @@ class SwapState:
 
 @dataclass(slots=True)
 class Shortage:
-    """What the driver keeps of the card beyond what the books know, as far as moves have run into it."""
+    """What the driver keeps of the card beyond what the books know, as far as it was noticed."""
 
     bytes_: int = 0
     until_ns: int = 0

@@ -50,8 +50,8 @@ STALL_S: Final = 15.0  # a move that does not get on for so long is given up
 DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
 STOPPED_S: Final = 0.5  # ... and where a program was stopped at every reading
 ANSWER_S: Final = 1.0  # a vGPU that has not begun to come by then is passed over
-REFUSED_NS: Final = 250_000_000  # a vGPU tries so long: then less of the card is given out, and others leave
 TAKE_NS: Final = 3_000_000_000  # so is one that has not taken what there is room for
+REFUSED_NS: Final = 1_000_000_000  # an allocation that tries for so long is refused by the driver: others leave
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
 AGAIN_NS: Final = 5_000_000_000  # a program that is in the wrong place is not checked again before
 
@@ -209,10 +209,12 @@ class Swapping:
         coming = any(place.comes for _, place in vgpus)
         for vgpu, place in vgpus:
             vgpu.pass_others(coming and place.leaves)
-        if self.stores.have_room_for(self._wanted_bytes()):
+        ready = self.stores.host.kept_bytes
+        if all(ready.get(tenant, 0) >= bytes_ for tenant, bytes_ in self._wanted_bytes().items()):
             return
         for tenant in {vgpu.tenant for vgpu, place in vgpus if place.leaves}:
-            here = {vgpu.record.key: (vgpu, place) for vgpu, place in vgpus if vgpu.tenant == tenant}
+            mine = ((vgpu, place) for vgpu, place in vgpus if vgpu.tenant == tenant and not place.leaves)
+            here = {vgpu.record.key: (vgpu, place) for vgpu, place in mine}
             order = least_used_first({key: (place.wanted, place.wants_ns) for key, (_, place) in here.items()})
             programs = [program for key in order for program in here[key][0].programs]
             self.stores.take_first(tenant, programs)
@@ -229,15 +231,18 @@ class Swapping:
     def _pass_over(self, vgpu: Vgpu, place: SwapState, now_ns: int, *, offered: bool) -> None:
         """Others have their turn if it does not take what it is offered, whatever size it says that it waits for: with
         that in hand it would wait no more, or for others to leave."""
+        if not vgpu.room_bytes:
+            place.refused = False
         if not offered:
             place.offered_ns = now_ns
         elif now_ns - place.offered_ns > TAKE_NS:
             place.defer()
-        elif now_ns - max(place.offered_ns, place.refused_ns) > REFUSED_NS:
+        elif now_ns - place.offered_ns > REFUSED_NS and not place.refused:
+            # It has tried again and again: the driver keeps more of the card than the books know. Once: others leave as
+            # a whole then.
+            place.refused = True
             if not any(stands(slot) for slot in present(vgpu.alive)):
-                # It has tried again and again: the driver keeps more of the card than the books know.
                 self._short.grow(now_ns)
-            place.refused_ns = now_ns
 
     def _knows_the_card(self) -> bool:
         """A server that has just begun knows neither what contexts take, nor what is where while a page is away."""
