@@ -51,7 +51,6 @@ DRAIN_S: Final = 60.0  # ... where work is under way that has to end first
 STOPPED_S: Final = 0.5  # ... and where a program was stopped at every reading
 ANSWER_S: Final = 1.0  # a vGPU that has not begun to come by then is passed over
 TAKE_NS: Final = 3_000_000_000  # so is one that has not taken what there is room for
-REFUSED_NS: Final = 1_000_000_000  # an allocation that tries for so long is refused by the driver: others leave
 RETURN_S: Final = 20.0  # programs of the last server that have not come back by then are not waited for
 AGAIN_NS: Final = 5_000_000_000  # a program that is in the wrong place is not checked again before
 
@@ -237,12 +236,11 @@ class Swapping:
             place.offered_ns = now_ns
         elif now_ns - place.offered_ns > TAKE_NS:
             place.defer()
-        elif now_ns - place.offered_ns > REFUSED_NS and not place.refused:
-            # It has tried again and again: the driver keeps more of the card than the books know. Once: others leave as
-            # a whole then.
-            place.refused = True
-            if not any(stands(slot) for slot in present(vgpu.alive)):
+            if not place.refused and not any(stands(slot) for slot in present(vgpu.alive)):
+                # It has tried again and again: the driver keeps more of the card than the books know. Once: others
+                # leave as a whole then.
                 self._short.grow(now_ns)
+                place.refused = True
 
     def _knows_the_card(self) -> bool:
         """A server that has just begun knows neither what contexts take, nor what is where while a page is away."""
