@@ -75,6 +75,7 @@ def test_a_snapshot_tells_everything_and_changes_nothing(kind: type[SchedulerBas
         busy_ns=9 * MS,
         overuse_ns=0,
         tokens=0,
+        runs=True,
     )
     assert desk.scheduler.snapshot(15 * MS)[0] == expected
     assert isinstance(desk.statement(0, 15).bucket_ns, int)

@@ -108,6 +108,7 @@ def test_a_process_that_dies_while_it_waits_is_forgotten(kind: type[SchedulerBas
     assert desk.wants(1, 2) == []
     assert desk.statement(1, 2).waiting_since_ns == 1 * MS
     published = [x.epoch for x in leases(commands) if x.vgpu == 1]
+    assert not desk.statement(1, 2).runs  # whether or not a lease is published ahead
     commands = desk.idle(1, 3)
     assert withdrawn(commands) == [(1, e) for e in published]
     statement = desk.statement(1, 3)
@@ -124,7 +125,7 @@ def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[SchedulerBase]) 
     desk.tick(15)
     assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
     desk.went(1, 2, 16.05)
-    assert desk.statement(1, 17).holds
+    assert desk.statement(1, 17).holds and desk.statement(1, 17).runs
     desk.wants(1, 16.5)  # counted, and granted nothing before that has drained
     desk.wants(2, 17)
     desk.drained(0, 1, 18, wants=False)

@@ -237,6 +237,7 @@ class Account:
             busy_ns=self.busy_at(now_ns),
             overuse_ns=self.overuse_ns,
             tokens=self.tokens,
+            runs=self.undrained,
             light=self.kind.light,
             shared=any(h.shared for h in self.holds.values()),
             demand_ppm=self.kind.demand_ppm,

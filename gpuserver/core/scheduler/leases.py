@@ -329,7 +329,8 @@ class ServiceTotals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class AccountSnapshot:
-    """One vGPU as shown by ``vgpuctl``. Times in nanoseconds; ``lag_ns`` > 0: it is owed time, < 0: it is in debt."""
+    """One vGPU as shown by ``vgpuctl``. Times in nanoseconds; ``lag_ns`` > 0: it is owed time, < 0: it is in debt.
+    ``holds``: a lease is published for it, perhaps ahead. ``runs``: a lease of it has begun, and has not drained."""
 
     vgpu: VgpuIndex
     guarantee_ppm: int
@@ -347,6 +348,7 @@ class AccountSnapshot:
     busy_ns: int
     overuse_ns: int
     tokens: int
+    runs: bool = False
     light: bool = False
     shared: bool = False
     """It holds a shared lease."""

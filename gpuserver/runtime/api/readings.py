@@ -105,7 +105,7 @@ def vgpu_reading(
         throttled=statement.throttled,
         throttled_ratio=rates.throttled_ratio,
         wants=statement.wants,
-        holds=statement.holds,
+        holds=statement.runs,
         open_ended=statement.open_ended and not rates.tokens_per_second,
         shares=statement.shared,
         light=statement.light,
@@ -136,7 +136,7 @@ def vgpu_reading(
         environment={"VGPU_ID": record.vgpu_id, **place.environment},
         warnings=warnings,
         window_ns=vgpu.grants.window_ns,
-        waiting_ns=0 if statement.holds else max(0, now_ns - (statement.waiting_since_ns or now_ns)),
+        waiting_ns=0 if statement.runs else max(0, now_ns - (statement.waiting_since_ns or now_ns)),
         swaps_out=vgpu.swaps_out,
         swaps_in=vgpu.swaps_in,
     )
@@ -166,7 +166,7 @@ def _state(
         return "failed"
     if not vgpu.admits.is_set():
         return "starting"
-    if statement.holds:
+    if statement.runs:
         return "running"
     return "waiting" if statement.wants else "idle"
 
