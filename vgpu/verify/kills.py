@@ -88,8 +88,7 @@ async def _ended(
             [(_, process)] = await ground.start(nursery, [workload], [holder])
             await trio.sleep(_SETTLED_S)
             seen = await _end(ground, vgpus, process, report, number, patience_s)
-            recording = await _recorded_until(collector, seen.at_ns + int(_SETTLED_S * 1e9))
-            leases = [*recording.leases, *(one for one in recording.under_way if isinstance(one, LeaseRecord))]
+            leases = await _leases_after(collector, seen.at_ns, vgpus[1].vgpu_id, patience_s)
             ending = _ending(seen, leases, *(vgpu.vgpu_id for vgpu in vgpus))
             process.kill()  # one that is only stopped
             await process.wait()
@@ -144,14 +143,26 @@ def _work_after(report: WorkloadReport, at_ns: int) -> float:
     return since[-1] - since[0] if since else 0.0
 
 
-async def _recorded_until(collector: Collector, until_ns: int) -> Recording:
-    def recorded() -> bool:
-        return collector.recording is not None and collector.recording.end_ns >= until_ns
+async def _leases_after(collector: Collector, at_ns: int, neighbour: str, patience_s: float) -> Sequence[LeaseRecord]:
+    """All recorded leases. The recording goes on until ``neighbour`` had a lease that began after ``at_ns``, at most
+    ``patience_s``."""
 
-    await eventually(recorded, _RECORDED_S)
+    def recorded() -> bool:
+        recording = collector.recording
+        recorded_s = -1.0 if recording is None else (recording.end_ns - at_ns) / 1e9
+        if recording is None or recorded_s < _SETTLED_S:
+            return False
+        began = (lease.vgpu_id == neighbour and lease.go_ns > at_ns for lease in _leases(recording))
+        return any(began) or recorded_s >= patience_s
+
+    await eventually(recorded, patience_s + _RECORDED_S)
     if collector.recording is None:
         raise collector.error or VgpuError(ErrorCode.INTERNAL, "the GPU Server recorded nothing")
-    return collector.recording
+    return _leases(collector.recording)
+
+
+def _leases(recording: Recording) -> list[LeaseRecord]:
+    return [*recording.leases, *(one for one in recording.under_way if isinstance(one, LeaseRecord))]
 
 
 def _ending(seen: _Seen, leases: Sequence[LeaseRecord], holder: str, neighbour: str) -> Ending | None:
