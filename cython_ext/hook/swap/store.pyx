@@ -44,7 +44,8 @@ cdef enum:
 
     # Gate.store_stage: free blocks of pinned parts, free blocks of others, then
     STAGE_NAMED = 2          # ... what the three processes keep that the server has named
-    STAGE_ANY = 5            # ... what any process keeps
+    STAGE_OTHERS = 5         # ... what any other process keeps
+    STAGE_OWN = 6            # ... what this process keeps, for other pieces
 
 
 cdef bint map_store(Store* store, int fd, uint64_t file) noexcept nogil:
@@ -280,17 +281,19 @@ cdef int64_t take_in_stage(Gate* gate, uint32_t stage) noexcept nogil:
     cdef uint64_t keeper
     if stage < STAGE_NAMED:
         return take_from(gate, stage == 0)
-    if stage == STAGE_ANY:
+    if stage == STAGE_OTHERS:
         return take_kept(gate, 0)
+    if stage == STAGE_OWN:
+        return take_kept(gate, name(gate))
     keeper = load64(&gate.store.page.first_taken[stage - STAGE_NAMED])
     return take_kept(gate, keeper) if keeper else -1
 
 
 cdef int64_t take_block(Gate* gate) noexcept nogil:
-    """A free one, best of a part that is pinned here; else one that another process keeps: of those that the server
-    has named, or of any. -1: there is none. A source that was empty is searched again by the next go."""
+    """A free one, best of a part that is pinned here; else one that a process keeps: one that the server has named, any
+    other, or this one. -1: there is none. A source that was empty is searched again by the next go."""
     cdef int64_t block = take_in_stage(gate, gate.store_stage)
-    while block < 0 and gate.store_stage < STAGE_ANY:
+    while block < 0 and gate.store_stage < STAGE_OWN:
         gate.store_stage += 1
         block = take_in_stage(gate, gate.store_stage)
     return block

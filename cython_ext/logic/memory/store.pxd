@@ -86,7 +86,7 @@ cdef inline int64_t store_take_kept(
     cdef uint64_t i, owner
     for i in range(begin, end):
         owner = load64(&owners[i])
-        if not is_kept(owner) or owner == kept_by(name) or (keeper and owner != kept_by(keeper)):
+        if not is_kept(owner) or (owner == kept_by(name) if keeper == 0 else owner != kept_by(keeper)):
             continue
         if cas64(&owners[i], owner, name):
             return <int64_t>i
