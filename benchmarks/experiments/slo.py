@@ -18,7 +18,6 @@ import argparse
 import ctypes
 import json
 import random
-import subprocess
 import sys
 import threading
 import time
@@ -28,6 +27,7 @@ from ctypes import byref, c_size_t, c_uint32, c_uint64, c_void_p
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.dialogue import Dialogue
 from benchmarks.node import Node
 from benchmarks.suite.report.stats import percentile
 from vgpu.node.link import ControlLink
@@ -143,63 +143,38 @@ def batch(args: argparse.Namespace) -> None:
             print(json.dumps({"rate": rate}), flush=True)
 
 
-class Program:
+def program(node: Node, vgpu_id: str, what: str, given: list[str]) -> Dialogue:
     """One of the two, in a process of its own."""
-
-    def __init__(self, node: Node, vgpu_id: str, what: str, given: list[str]) -> None:
-        argv = [sys.executable, "-m", "benchmarks.experiments.slo", "--program", what, *given]
-        command = [*node.vgpuctl, "exec", vgpu_id, "--", *argv]
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(command, env=node.environment, stdin=pipe, stdout=pipe, text=True, bufsize=1)
-        self.facts = self.hears()
-
-    def says(self, line: str) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write(f"{line}\n")
-
-    def hears(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a program ended: exit code {self.process.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.communicate()
+    argv = [sys.executable, "-m", "benchmarks.experiments.slo", "--program", what, *given]
+    return Dialogue([*node.vgpuctl, "exec", vgpu_id, "--", *argv], node.environment, what)
 
 
 @contextmanager
-def programs(node: Node, args: argparse.Namespace, given: list[str]) -> Iterator[tuple[str, Program, Program]]:
+def programs(node: Node, args: argparse.Namespace, given: list[str]) -> Iterator[tuple[str, Dialogue, Dialogue]]:
+    """The server's vGPU, and the two programs."""
     high = ["--sm", f"{args.sm:g}", "--mem", "2G", "--burst", "--priority", args.priority]
     low = ["--sm", f"{args.low_sm:g}", "--mem", "2G", "--burst", "--priority", args.low_priority]
-    server_id = node.run("create", *high).strip()
-    server = Program(node, server_id, "server", given)
-    beside = Program(node, node.run("create", *low).strip(), "batch", given)
-    try:
+    server_id, beside_id = (node.run("create", *options).strip() for options in (high, low))
+    with program(node, server_id, "server", given) as server, program(node, beside_id, "batch", given) as beside:
         yield server_id, server, beside
-    finally:
-        server.close()
-        beside.close()
 
 
-def phase(name: str, server: Program, beside: Program, seconds: float) -> dict[str, Any]:
+def phase(name: str, server: Dialogue, beside: Dialogue, seconds: float) -> dict[str, Any]:
     """One phase; figures in milliseconds."""
     found: dict[str, Any] = {"phase": name}
     if name != "alone":
-        beside.says("go")
+        beside.send("go")
     if name == "batch alone":
         time.sleep(seconds)
     else:
         time.sleep(0.5)
         if name != "alone":
-            beside.says("go")  # its kernels count from here on
-        server.says(str(seconds))
-        found |= server.hears()
+            beside.send("go")  # its kernels count from here on
+        server.send(str(seconds))
+        found |= server.answer()
     if name != "alone":
-        beside.says("stop")
-        found |= beside.hears()
+        beside.send("stop")
+        found |= beside.answer()
     time.sleep(0.3)  # its last row ends
     return found
 
@@ -232,7 +207,9 @@ def figures(args: argparse.Namespace, found: dict[str, list[dict[str, Any]]]) ->
 def measure(args: argparse.Namespace, given: list[str]) -> None:
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in PHASES}
     with Node("temporal", int(args.simulate)) as node, programs(node, args, given) as (server_id, server, beside):
-        print(json.dumps({"server": server.facts} | {"args": {k: v for k, v in vars(args).items() if k != "program"}}))
+        facts = server.answer()
+        beside.answer()
+        print(json.dumps({"server": facts} | {"args": {k: v for k, v in vars(args).items() if k != "program"}}))
         with ControlLink(node.control_socket, timeout_s=60) as link:
             phase("alone", server, beside, min(args.seconds, 3.0))  # both learn lengths
             phase("without --slo", server, beside, min(args.seconds, 3.0))

@@ -18,7 +18,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
+from benchmarks.dialogue import Dialogue
 from benchmarks.node import Node, plain_environment
 from benchmarks.suite.report.stats import percentile
 from vgpu.node.link import ControlLink
@@ -38,51 +38,23 @@ PINNED_S: Final = 180.0
 ALLOCATOR: Final = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
-class Server:
+class Server(Dialogue):
     def __init__(self, prefix: list[str], environment: dict[str, str], arguments: list[str], name: str = "plain"):
-        self.name = name
-        self.popen = subprocess.Popen(
-            [*prefix, sys.executable, *arguments],
-            env=environment | ALLOCATOR,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        super().__init__([*prefix, sys.executable, *arguments], environment | ALLOCATOR, name)
         self.expected: list[Any] = []
 
-    def line(self) -> dict[str, Any]:
-        assert self.popen.stdout is not None
-        line = self.popen.stdout.readline()
-        if not line:
-            raise RuntimeError(f"server {self.name} ended: {self.popen.wait()}")
-        found: dict[str, Any] = json.loads(line)
-        return found
-
     def ask(self, seed: int) -> dict[str, Any]:
-        assert self.popen.stdin is not None
-        self.popen.stdin.write(json.dumps({"seed": seed, "tokens": TOKENS}) + "\n")
-        self.popen.stdin.flush()
-        return self.line()
-
-    def end(self) -> None:
-        self.popen.kill()
-        self.popen.communicate()
-
-
-@contextmanager
-def ended(server: Server) -> Iterator[Server]:
-    try:
-        yield server
-    finally:
-        server.end()
+        self.send(json.dumps({"seed": seed, "tokens": TOKENS}))
+        return self.answer()
 
 
 def plain(node: Node, arguments: list[str]) -> dict[str, Any]:
     """Tokens and times of the first server without a vGPU."""
     environment = plain_environment(node if node.simulated else None)
     environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("GPU", "0")
-    with ended(Server([], environment, [*arguments, "--seed", "1"])) as server:
-        owned = server.line()["reserved_bytes"]
+    server = Server([], environment, [*arguments, "--seed", "1"])
+    with server:
+        owned = server.answer()["reserved_bytes"]
         answers = [server.ask(seed) for seed in range(REQUESTS)]
         again = [server.ask(seed) for seed in range(REQUESTS)]
     steps = [ms for answer in again for ms in answer["ms"][1:]]
@@ -195,9 +167,10 @@ def main() -> None:
             prefix = [*node.vgpuctl, "run", "--sm", share, "--mem", args.mem, "--burst"]
             prefix += ["--oversubscribe", "swap", "--name", name, "--"]
             command = [*arguments, "--seed", str(number)]
-            servers.append(stack.enter_context(ended(Server(prefix, node.environment, command, name))))
+            servers.append(Server(prefix, node.environment, command, name))
+            stack.enter_context(servers[-1])
         for server in servers:
-            server.line()
+            server.answer()
             print(f"{server.name} serves after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         for server in servers:
             server.expected = [server.ask(seed)["tokens"] for seed in range(REQUESTS)]

@@ -221,8 +221,6 @@ cdef struct Gate:
     int64_t move_began_ns    # 0: no move is under way
     int64_t move_went_ns     # when it last got on
     uint32_t clean_blocks    # pieces that this move out did not copy
-    int64_t move_calls_ns    # in the driver for physical memory, in this move
-    int64_t move_room_ns     # ... and without room to go on
     uint64_t away_bytes
     uint64_t imported_bytes  # of other processes' memory, what this one holds; under memory_lock
     void* away_context       # in which it was copied

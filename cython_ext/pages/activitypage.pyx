@@ -10,7 +10,7 @@ from libc.string cimport memcpy, memset
 
 from cython_ext cimport native
 from cython_ext.pages cimport layout
-from cython_ext.logic.memory.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_keep_shared, ledger_reap
+from cython_ext.logic.memory.ledger cimport LEDGER_BROKEN, LEDGER_OK, ledger_reap
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.logic.sync.section cimport section_broker
 from cython_ext.logic.gate.trace cimport trace_get
@@ -281,10 +281,7 @@ cdef class ActivityPage(Page):
         cdef int result
         self.slot(index)
         with nogil:
-            if keeps_shared:
-                result = ledger_keep_shared(page, section_broker(self.epoch), index, &freed)
-            else:
-                result = ledger_reap(page, section_broker(self.epoch), index, &freed)
+            result = ledger_reap(page, section_broker(self.epoch), index, keeps_shared, &freed)
         if result == LEDGER_BROKEN:
             raise TimeoutError("a process of the vGPU holds the lock of its memory ledger and does not run")
         if result == LEDGER_OK and not keeps_shared:

@@ -82,7 +82,7 @@ cdef int ledger_operation(
     if operation == OP_RELEASE:
         return ledger.ledger_release(page, name, slot, kind, size_bytes)
     if operation == OP_REAP:
-        return ledger.ledger_reap(page, name, slot, &freed_bytes)
+        return ledger.ledger_reap(page, name, slot, 0, &freed_bytes)
     if operation == OP_HOLD:
         return robust.robust_hold(<uint32_t*>&page.slots[slot].alive)
     return ledger.ledger_check(page, name)
@@ -182,22 +182,13 @@ cdef class Activity:
             result = ledger_operation(operation, self.page, name, slot, kind, size_bytes, 0)
         return result
 
-    def reap(self, uint32_t slot):
+    def reap(self, uint32_t slot, bint keeps_shared=False):
         """Reap the slot as the broker does: (LEDGER_*, freed bytes)."""
         cdef uint32_t name = self.broker()
         cdef uint64_t freed_bytes
         cdef int result
         with nogil:
-            result = ledger.ledger_reap(self.page, name, slot, &freed_bytes)
-        return result, freed_bytes
-
-    def keep_shared(self, uint32_t slot):
-        """As ``reap``, of all but shared memory."""
-        cdef uint32_t name = self.broker()
-        cdef uint64_t freed_bytes
-        cdef int result
-        with nogil:
-            result = ledger.ledger_keep_shared(self.page, name, slot, &freed_bytes)
+            result = ledger.ledger_reap(self.page, name, slot, keeps_shared, &freed_bytes)
         return result, freed_bytes
 
     def check(self):

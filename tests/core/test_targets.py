@@ -73,7 +73,7 @@ def test_classes_come_before_targets() -> None:
 
 
 class Windows(oracle.Watch):
-    """Also: whoever runs beside a vGPU with a tpot that wants the GPU has a short window."""
+    """Also: a vGPU that runs beside one with a tpot, which wants the GPU, has a short window."""
 
     def __init__(self, scheduler: TemporalScheduler, shares: tuple[Share, ...]) -> None:
         super().__init__(scheduler)

@@ -28,7 +28,7 @@ while True:
 
 
 class Owner(Program):
-    """It has a kind of data of its own in all its memory, and changes bytes of it where it is told to."""
+    """A program with random bytes in all its memory. It changes bytes where the test names them."""
 
     def __init__(self, stage: Stage, vgpu: StagedVgpu) -> None:
         super().__init__(stage, vgpu, BODY)

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from client_hook.environment import Attachment, Simulation, hook_library, simulation_libraries
+from tests.integration.fixtures import nodes
 from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
 from tests.integration.ranks import COLLECTIVES
 from vgpu.errors import ErrorCode, VgpuError
@@ -90,16 +91,7 @@ class Job:
 Start = Callable[..., list[Job]]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(3, hasty=True) as running:
-        yield running
-
-
-@pytest.fixture
-def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
-    yield shared
-    shared.clear()
+shared, node = nodes(3)
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from cython_ext.simengine import Engine
+from tests.integration.fixtures import nodes, started
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Spoken, on_gpu, state
 from vgpu.ctl.programs import attachment
@@ -68,24 +69,8 @@ class Idle(Spoken):
         assert self.heard() == "done"
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(1, hasty=True) as running:
-        yield running
-
-
-@pytest.fixture
-def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
-    yield shared
-    shared.clear()
-
-
-@pytest.fixture
-def programs() -> Iterator[list[Spoken]]:
-    started: list[Spoken] = []
-    yield started
-    for program in started:
-        program.end()
+shared, node = nodes(1)
+programs = started("programs")
 
 
 def sleeper(node: SimulatedNode, **fields: object) -> VgpuStatus:

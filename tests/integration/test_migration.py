@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import closing, suppress
 
 import pytest
 
+from tests.integration.fixtures import nodes, started
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
@@ -22,25 +22,8 @@ from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import EventReading, GpuStatus, VgpuStatus
 from vgpu.spec import VgpuChanges
 
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(2, hasty=True) as running:
-        yield running
-
-
-@pytest.fixture
-def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
-    yield shared
-    shared.clear()
-
-
-@pytest.fixture
-def workers() -> Iterator[list[Worker]]:
-    started: list[Worker] = []
-    yield started
-    for worker in started:
-        worker.end()
+shared, node = nodes(2)
+workers = started("workers")
 
 
 def gpus(node: SimulatedNode) -> tuple[GpuStatus, ...]:

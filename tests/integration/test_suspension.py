@@ -9,10 +9,10 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
+from tests.integration.fixtures import nodes, started
 from tests.integration.node import SimulatedNode, eventually
 from tests.integration.worker import GIB, Worker, on_gpu, state
 from vgpu.errors import ErrorCode, VgpuError
@@ -22,24 +22,8 @@ CONTEXTS = 800 << 20
 """Of two programs: less than what they take."""
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(1, hasty=True) as running:
-        yield running
-
-
-@pytest.fixture
-def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
-    yield shared
-    shared.clear()
-
-
-@pytest.fixture
-def programs() -> Iterator[list[Worker]]:
-    started: list[Worker] = []
-    yield started
-    for program in started:
-        program.end()
+shared, node = nodes(1)
+programs = started("programs")
 
 
 def used_and_peak(node: SimulatedNode, vgpu: VgpuStatus) -> tuple[int, int]:

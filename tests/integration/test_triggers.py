@@ -16,6 +16,7 @@ from contextlib import closing, contextmanager
 import pytest
 
 import vgpu
+from tests.integration.fixtures import nodes, started
 from tests.integration.node import PATIENCE_S, SimulatedNode, eventually
 from tests.integration.worker import GIB, Spoken, on_gpu, state
 from vgpu.ctl.programs import attachment
@@ -74,24 +75,8 @@ def answer(connection: socket.socket, asks: bytes = b"weights") -> bytes:
     return connection.recv(100)
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[SimulatedNode]:
-    with SimulatedNode(2, hasty=True) as running:
-        yield running
-
-
-@pytest.fixture
-def node(shared: SimulatedNode) -> Iterator[SimulatedNode]:
-    yield shared
-    shared.clear()
-
-
-@pytest.fixture
-def programs() -> Iterator[list[Spoken]]:
-    started: list[Spoken] = []
-    yield started
-    for program in started:
-        program.end()
+shared, node = nodes(2)
+programs = started("programs")
 
 
 @pytest.fixture
@@ -291,7 +276,7 @@ def test_a_program_that_ends(node: SimulatedNode, made: tuple[VgpuStatus, Server
         suspend(node, vgpu, f"tcp:{server.port}")
         server.popen.kill()
         eventually(lambda: node.reading(vgpu.vgpu_id).processes == 0, "it is gone")
-        eventually(lambda: any("listens on port" in text for text in warnings(node, vgpu)), "it is told")
+        eventually(lambda: any("listens on port" in text for text in warnings(node, vgpu)), "the warning is shown")
         stays(node, vgpu)
     else:
         server.does("import atexit; atexit.register(lambda: app.call('cuCtxSynchronize'))")
@@ -356,7 +341,7 @@ sys.stdin.read()
     suspend(node, vgpu, f"tcp:{port}")
     again.end()
     engine.end()
-    eventually(lambda: any("listens on port" in text for text in warnings(node, vgpu)), "it is told")
+    eventually(lambda: any("listens on port" in text for text in warnings(node, vgpu)), "the warning is shown")
     last = Spoken(node, vgpu, body, str(port))
     programs.append(last)
     with closing(socket.create_connection(("127.0.0.1", port), PATIENCE_S)):
@@ -371,12 +356,12 @@ def warnings(node: SimulatedNode, vgpu: VgpuStatus) -> tuple[str, ...]:
 
 @pytest.mark.slow
 def test_no_room_for_now(node: SimulatedNode, made: tuple[VgpuStatus, Server]) -> None:
-    """Others were promised its place: the connection waits until there is room, and the reason is told once."""
+    """Others were promised its place: the connection waits until there is room, and one event has the reason."""
     vgpu, server = made
     suspend(node, vgpu, f"tcp:{server.port}")
     other = node.create("0", sm_percent=90, memory_bytes="100G")
     with closing(server.connect()) as connection:
-        eventually(lambda: any("brought back" in text for text in warnings(node, vgpu)), "it is told")
+        eventually(lambda: any("brought back" in text for text in warnings(node, vgpu)), "the warning is shown")
         refused = events(node, vgpu, "not-resumed")
         assert len(refused) == 1
         assert refused[0].fields["cause"] == "connection"
@@ -394,7 +379,7 @@ def test_a_client_that_gives_up_before_there_is_room(node: SimulatedNode, made: 
     suspend(node, vgpu, f"tcp:{server.port}")
     other = node.create("0", sm_percent=90, memory_bytes="100G")
     connection = server.connect()
-    eventually(lambda: any("brought back" in text for text in warnings(node, vgpu)), "it is told")
+    eventually(lambda: any("brought back" in text for text in warnings(node, vgpu)), "the warning is shown")
     connection.close()  # the server reads the end of it, and closes its own
     eventually(lambda: not warnings(node, vgpu), "it waits for no room any more")
     with node.link() as link:
@@ -511,7 +496,7 @@ def test_idle_suspended_it_comes_back_with_a_connection(node: SimulatedNode, pro
         stays(node, vgpu, "idle-suspended")
         with node.link() as link:
             link.set(vgpu.vgpu_id, VgpuChanges.parse(resume_on="tcp:1"))
-        eventually(lambda: any("listens on port 1," in text for text in warnings(node, vgpu)), "it is told")
+        eventually(lambda: any("listens on port 1," in text for text in warnings(node, vgpu)), "the warning is shown")
 
 
 @pytest.mark.slow

@@ -12,8 +12,7 @@ from vgpu.api.handle import Vgpu, discard
 from vgpu.api.link import Link, open_link, open_link_for_vgpu
 from vgpu.api.options import Options, Percent, Size, fields_of
 from vgpu.api.owner import uid_of
-from vgpu.errors import ErrorCode, VgpuError
-from vgpu.protocol.versions import USAGE_SINCE
+from vgpu.protocol.versions import USAGE_SINCE, refuse_older
 
 
 class Node:
@@ -87,12 +86,7 @@ class Node:
     ) -> tuple[dict[str, Any], ...]:
         """What was promised and used since then, in rows as ``vgpuctl usage -o json`` has them."""
         with self.open_link() as link:
-            if link.welcome["version"] < USAGE_SINCE:
-                raise VgpuError(
-                    ErrorCode.VERSION,
-                    "this node is of an older release, which has no usage",
-                    "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-                )
+            refuse_older(link.welcome["version"] < USAGE_SINCE, "has no usage")
             return tuple(link.ask("usage", by=by, since_unix_s=since_unix_s)["rows"])
 
     def list(self) -> list[Vgpu]:

@@ -9,7 +9,7 @@ from typing import Any
 from vgpu.api.link import Link
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.triggers import canonical, in_order, moment_of
-from vgpu.protocol.versions import TRIGGERS_SINCE
+from vgpu.protocol.versions import TRIGGERS_SINCE, refuse_older
 
 Moment = str | float | datetime | timedelta
 """``90m``, ``08:30``, a date; seconds since 1970; a time without a zone is local."""
@@ -29,12 +29,7 @@ def triggers_of(
         fields["resume_at_unix_s"] = _unix_s(resume_at)
     if fields:
         with open_link() as link:
-            if link.welcome["version"] < TRIGGERS_SINCE:
-                raise VgpuError(
-                    ErrorCode.VERSION,
-                    "this node is of an older release, which has no resume_on and no resume_at",
-                    "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-                )
+            refuse_older(link.welcome["version"] < TRIGGERS_SINCE, "has no resume_on and no resume_at")
     return fields
 
 

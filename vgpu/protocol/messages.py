@@ -26,7 +26,7 @@ from pydantic import (
 from vgpu import retired
 from vgpu.bounds import BoundedRequest
 from vgpu.enums import LeaseChoice, PlacementName
-from vgpu.errors import ErrorCode, VgpuError
+from vgpu.errors import ErrorCode
 from vgpu.integrations.claims import Attach, Claim
 from vgpu.protocol import building
 from vgpu.protocol.hello import Reading, Request
@@ -45,6 +45,7 @@ from vgpu.protocol.versions import (
     REQUEST_IDS_SINCE,
     SLO_SINCE,
     TRIGGERS_SINCE,
+    refuse_older,
 )
 from vgpu.queueing.preempted import Preempted
 from vgpu.spec import DurationNs, Memory, Percent, PeriodNs, Triggers, VgpuChanges, VgpuSpec, WindowNs
@@ -61,49 +62,25 @@ TRACE_MOST_NS: Final = 300_000_000_000
 TraceNs = Annotated[int, Field(ge=TRACE_LEAST_NS, le=TRACE_MOST_NS)]
 
 
+NO_TRIGGERS: Final = "has no --resume-on and no --resume-at"
+
 # --- requests -----------------------------------------------------------------------------------------------------
 
 
 def _newer_part(field: str, lease: LeaseChoice | None, default: LeaseChoice | None) -> dict[str, Any]:
     """What a node from before ``LEASES_SINCE`` must not get of ``field``. ``VgpuError`` (version): ``lease`` says more
     than that node would do by default."""
-    if lease is not default:
-        raise VgpuError(
-            ErrorCode.VERSION,
-            "this node, or its GPU Server, is of an older release, which has no --lease",
-            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-        )
+    refuse_older(lease is not default, "has no --lease")
     return {field: {"lease"}}
 
 
-def _refuse_ranges(scales: bool, version: int) -> None:
-    """``VgpuError`` (version): a node of that version would not understand the bounds of a size."""
-    if scales and version < RANGES_SINCE:
-        raise VgpuError(
-            ErrorCode.VERSION,
-            "this node, or its GPU Server, is of an older release, which knows one size and no bounds (20..60)",
-            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-        )
-
-
-def _refuse_triggers(triggers: tuple[str, ...] | None, version: int, at_unix_s: float | None = None) -> None:
-    """``VgpuError`` (version): a node of that version would not know what resumes the vGPU by itself."""
-    if (triggers or at_unix_s is not None) and version < TRIGGERS_SINCE:
-        raise VgpuError(
-            ErrorCode.VERSION,
-            "this node, or its GPU Server, is of an older release, which has no --resume-on and no --resume-at",
-            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-        )
-
-
-def _refuse_targets(asked: bool, version: int) -> None:
-    """``VgpuError`` (version): a node of that version would not understand latency targets."""
-    if asked and version < SLO_SINCE:
-        raise VgpuError(
-            ErrorCode.VERSION,
-            "this node, or its GPU Server, is of an older release, which has no --slo",
-            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-        )
+def _refuse_newer(spec: VgpuSpec | VgpuChanges, version: int) -> None:
+    """``VgpuError`` (version): a node of that version does not know a property that is asked for."""
+    defaults = type(spec).model_fields
+    refuse_older(spec.scales and version < RANGES_SINCE, "knows one size and no bounds (20..60)")
+    triggers = spec.resume_on != defaults["resume_on"].default
+    refuse_older(triggers and version < TRIGGERS_SINCE, NO_TRIGGERS)
+    refuse_older(spec.slo != defaults["slo"].default and version < SLO_SINCE, "has no --slo")
 
 
 class Create(Request):
@@ -149,27 +126,11 @@ class Create(Request):
         return {name: value for name, value in fields.items() if name not in absent or value != absent[name]}
 
     def said_to(self, version: int) -> dict[str, Any]:
-        _refuse_ranges(self.spec.scales, version)
-        _refuse_triggers(self.spec.resume_on, version)
-        _refuse_targets(bool(self.spec.slo), version)
-        if self.owner_uid is not None and version < OWNERS_SINCE:
-            raise VgpuError(
-                ErrorCode.VERSION,
-                "this node is of an older release, which has no --owner",
-                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-            )
-        if (self.claim is not None or self.attach != "owner") and version < CLAIMS_SINCE:
-            raise VgpuError(
-                ErrorCode.VERSION,
-                "this node is of an older release, which has no claims and no --attach",
-                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-            )
-        if self.queue_ns is not None and version < QUEUE_SINCE:
-            raise VgpuError(
-                ErrorCode.VERSION,
-                "this node is of an older release, which has no --wait",
-                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-            )
+        _refuse_newer(self.spec, version)
+        refuse_older(self.owner_uid is not None and version < OWNERS_SINCE, "has no --owner")
+        claims = self.claim is not None or self.attach != "owner"
+        refuse_older(claims and version < CLAIMS_SINCE, "has no claims and no --attach")
+        refuse_older(self.queue_ns is not None and version < QUEUE_SINCE, "has no --wait")
         if version >= REQUEST_IDS_SINCE:
             said = super().said_to(version)
             if self.claim is not None and version < PODS_SINCE:  # that node admits the processes of all pods
@@ -226,9 +187,7 @@ class Set(Request):
         return {name: value for name, value in fields.items() if value is not None or name != "scaling"}
 
     def said_to(self, version: int) -> dict[str, Any]:
-        _refuse_ranges(self.changes.scales, version)
-        _refuse_triggers(self.changes.resume_on, version)
-        _refuse_targets(self.changes.slo is not None, version)
+        _refuse_newer(self.changes, version)
         if version >= LEASES_SINCE:
             return super().said_to(version)
         return self.model_dump(mode="json", exclude=_newer_part("changes", self.changes.lease, None))
@@ -261,16 +220,11 @@ class Suspend(Request):
     def said_to(self, version: int) -> dict[str, Any]:
         if version >= TRIGGERS_SINCE:
             return super().said_to(version)
-        _refuse_triggers(self.resume_on, version, self.resume_at_unix_s)
+        refuse_older(bool(self.resume_on) or self.resume_at_unix_s is not None, NO_TRIGGERS)
         newer = {"resume_on", "resume_at_unix_s"}
         if version >= QUEUE_SINCE:
             return self.model_dump(mode="json", exclude=newer)
-        if self.preempted is not None:
-            raise VgpuError(
-                ErrorCode.VERSION,
-                "this GPU Server is of an older release, which does not know that a vGPU is preempted",
-                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-            )
+        refuse_older(self.preempted is not None, "does not know that a vGPU is preempted")
         return self.model_dump(mode="json", exclude={"preempted", *newer})
 
 
@@ -324,9 +278,7 @@ class MigrateIn(Request):
     standby: dict[str, Any] | None = None
 
     def said_to(self, version: int) -> dict[str, Any]:
-        _refuse_ranges(self.spec.scales, version)
-        _refuse_triggers(self.spec.resume_on, version)
-        _refuse_targets(bool(self.spec.slo), version)
+        _refuse_newer(self.spec, version)
         if version >= TRIGGERS_SINCE:
             return super().said_to(version)
         # There it stays suspended until a person resumes it.
@@ -381,12 +333,7 @@ class SetGpu(Request):
     def said_to(self, version: int) -> dict[str, Any]:
         if version >= QUEUE_SINCE:
             return super().said_to(version)
-        if self.draining is not None:
-            raise VgpuError(
-                ErrorCode.VERSION,
-                "this node, or its GPU Server, is of an older release, which drains no GPUs",
-                "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-            )
+        refuse_older(self.draining is not None, "drains no GPUs")
         return self.model_dump(mode="json", exclude={"draining"})
 
 

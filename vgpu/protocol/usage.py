@@ -6,21 +6,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.hello import Reading, Request
 from vgpu.protocol.printed import Line
-from vgpu.protocol.versions import USAGE_SINCE
+from vgpu.protocol.versions import USAGE_SINCE, refuse_older
 
 Grouping = Literal["user", "vgpu", "claim"]
-
-
-def _refuse_older(version: int, command: str) -> None:
-    if version < USAGE_SINCE:
-        raise VgpuError(
-            ErrorCode.VERSION,
-            f"this node is of an older release, which has no {command}",
-            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
-        )
 
 
 class Usage(Request):
@@ -35,7 +25,7 @@ class Usage(Request):
     step_s: int = Field(default=0, ge=0, le=1_000_000_000)
 
     def said_to(self, version: int) -> dict[str, Any]:
-        _refuse_older(version, "usage")
+        refuse_older(version < USAGE_SINCE, "has no usage")
         return super().said_to(version)
 
 
@@ -46,7 +36,7 @@ class Why(Request):
     vgpu: str
 
     def said_to(self, version: int) -> dict[str, Any]:
-        _refuse_older(version, "why")
+        refuse_older(version < USAGE_SINCE, "has no why")
         return super().said_to(version)
 
 

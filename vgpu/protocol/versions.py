@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from vgpu.errors import ErrorCode, VgpuError
+
 PROTOCOL_VERSION: Final = 7
 """It rises with every message that one end sends unasked, so that an end gets only messages that it knows.
 
@@ -36,3 +38,13 @@ TRIGGERS_SINCE: Final = 7
 """The first version that has ``Suspend.resume_on``, ``Suspend.resume_at_unix_s`` and ``VgpuSpec.resume_on``."""
 SLO_SINCE: Final = 7
 """The first version that has ``VgpuSpec.slo``."""
+
+
+def refuse_older(is_older: bool, lacks: str) -> None:
+    """``VgpuError`` (version) if the other end ``is_older`` than a request. ``lacks``: as in "has no --slo"."""
+    if is_older:
+        raise VgpuError(
+            ErrorCode.VERSION,
+            f"this node, or its GPU Server, is of an older release, which {lacks}",
+            "restart the node, under which programs go on: vgpuctl stop, then vgpuctl serve",
+        )

@@ -273,7 +273,6 @@ cdef inline void count_away(Gate* gate, int64_t bytes) noexcept nogil:
 
 cdef void settle_out(Gate* gate, Batch* batch, bint well) noexcept nogil:
     """The copies are complete, or are not."""
-    cdef int64_t began_ns = now_ns()
     cdef Block* chunk
     cdef uint64_t at
     cdef uint32_t i
@@ -290,7 +289,6 @@ cdef void settle_out(Gate* gate, Batch* batch, bint well) noexcept nogil:
         chunk.flags |= CHUNK_AWAY
         count_away(gate, chunk.bytes)
     batch.count = 0
-    gate.move_calls_ns += now_ns() - began_ns
 
 
 cdef void settle_in(Gate* gate, Batch* batch, bint well) noexcept nogil:
@@ -324,16 +322,13 @@ cdef bint may_come(const Gate* gate, uint64_t size) noexcept nogil:
 cdef int prepare(Gate* gate, Block* chunk, bint out) noexcept nogil:
     """Room for it where it goes: in the store, or on the card."""
     cdef unsigned long long handle
-    cdef int64_t began_ns
     cdef int result
     if out:
         return DONE if vgpu_store(gate, chunk) else FULL
     if not may_come(gate, chunk.bytes):
         return WAITS
     count_away(gate, -<int64_t>chunk.bytes)
-    began_ns = now_ns()
     result = vgpu_furnish(gate, chunk, &handle)
-    gate.move_calls_ns += now_ns() - began_ns
     if result != CUDA_SUCCESS:
         count_away(gate, chunk.bytes)
         return FULL if result == CUDA_ERROR_OUT_OF_MEMORY else FAILED
@@ -378,13 +373,11 @@ cdef void settle(Gate* gate, Batch* batch, bint out, bint well) noexcept nogil:
         settle_in(gate, batch, well)
 
 
-cdef bint waits_a_moment(Gate* gate, uint32_t flags) noexcept nogil:
+cdef bint waits_a_moment(const Gate* gate, uint32_t flags) noexcept nogil:
     """For the vGPUs that leave meanwhile. 0: the room does not come at once, or it is to move the other way."""
-    cdef int64_t began_ns = now_ns()
-    if began_ns - gate.move_went_ns > MOMENT_NS or load32(&gate.grants.flags) != flags:
+    if now_ns() - gate.move_went_ns > MOMENT_NS or load32(&gate.grants.flags) != flags:
         return 0
-    futex_wait(&state().stopping, 0, began_ns + COPY_LOOK_NS)
-    gate.move_room_ns += now_ns() - began_ns
+    futex_wait(&state().stopping, 0, now_ns() + COPY_LOOK_NS)
     return load32(&state().stopping) == 0
 
 
@@ -451,13 +444,12 @@ cdef void report_place(Gate* gate, uint32_t where) noexcept nogil:
     gate.move_began_ns = 0
     vgpu_ring(gate)
     vgpu_log(b"moved, away bytes", where, gate.away_bytes)
-    vgpu_log(b"... ns in the driver for physical memory, and without room", gate.move_calls_ns, gate.move_room_ns)
 
 
 cdef void begin(Gate* gate) noexcept nogil:
     if gate.move_began_ns == 0:
         gate.move_began_ns = gate.move_went_ns = now_ns()
-        gate.pinning_ns = gate.move_calls_ns = gate.move_room_ns = 0
+        gate.pinning_ns = 0
 
 
 cdef int drain(Gate* gate) noexcept nogil:

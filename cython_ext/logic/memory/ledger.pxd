@@ -223,9 +223,10 @@ cdef inline int ledger_release(
 
 
 cdef inline int ledger_reap(
-    ActivityPage* page, uint32_t name, uint32_t slot_index, uint64_t* freed_bytes
+    ActivityPage* page, uint32_t name, uint32_t slot_index, bint keeps_shared, uint64_t* freed_bytes
 ) noexcept nogil:
     """By the broker, once the driver no longer lists the process: SLOT_DEAD → SLOT_FREE, its bytes to ``freed_bytes``.
+    ``keeps_shared``: other processes still have its shared memory, so that stays charged, and the slot stays dead.
 
     LEDGER_REFUSED if the slot is not dead: so a second reaping gives nothing back twice.
     """
@@ -240,31 +241,12 @@ cdef inline int ledger_reap(
     freed_bytes[0] = slot_bytes(slot)
     ledger_apply(page, &slot.reserved_bytes, 0)
     for kind in range(MEMORY_KINDS):
-        ledger_apply(page, &slot.committed_bytes[kind], 0)
-    store64(&page.charged_bytes, ledger_sum(page))
-    store32(&slot.state, SLOT_FREE)
-    return ledger_unlock(page, name, LEDGER_OK)
-
-
-cdef inline int ledger_keep_shared(
-    ActivityPage* page, uint32_t name, uint32_t slot_index, uint64_t* freed_bytes
-) noexcept nogil:
-    """As ``ledger_reap``, but other processes have the dead one's shared memory yet: that stays charged, and the slot
-    stays dead."""
-    cdef Slot* slot
-    cdef int kind
-    freed_bytes[0] = 0
-    if slot_index >= MAX_PROCESSES or not ledger_lock(page, name):
-        return LEDGER_BROKEN
-    slot = &page.slots[slot_index]
-    if load32(&slot.state) != SLOT_DEAD:
-        return ledger_unlock(page, name, LEDGER_REFUSED)
-    freed_bytes[0] = slot_bytes(slot)
-    ledger_apply(page, &slot.reserved_bytes, 0)
-    for kind in range(MEMORY_KINDS):
-        if kind != KIND_SHARED:
+        if not (keeps_shared and kind == KIND_SHARED):
             ledger_apply(page, &slot.committed_bytes[kind], 0)
     freed_bytes[0] -= slot_bytes(slot)
+    store64(&page.charged_bytes, ledger_sum(page))
+    if not keeps_shared:
+        store32(&slot.state, SLOT_FREE)
     return ledger_unlock(page, name, LEDGER_OK)
 
 

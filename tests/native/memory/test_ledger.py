@@ -112,7 +112,7 @@ class LedgerTwin(RuleBasedStateMachine):
     @rule(slot=slots)
     def keep_shared(self, slot: int) -> None:
         before = self.owned(slot)
-        verdict, freed = self.page.keep_shared(slot)
+        verdict, freed = self.page.reap(slot, keeps_shared=True)
         if slot not in self.dead:
             assert (verdict, freed) == (native.LEDGER_REFUSED, 0)
             return
