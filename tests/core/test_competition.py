@@ -125,7 +125,8 @@ def test_a_go_that_crossed_its_withdrawal_is_charged(kind: type[SchedulerBase]) 
     desk.tick(15)
     assert withdrawn(desk.idle(1, 16)) == [(1, 2)]
     desk.went(1, 2, 16.05)
-    assert desk.statement(1, 17).holds and desk.statement(1, 17).runs
+    assert desk.statement(1, 17).holds
+    assert desk.statement(1, 17).runs
     desk.wants(1, 16.5)  # counted, and granted nothing before that has drained
     desk.wants(2, 17)
     desk.drained(0, 1, 18, wants=False)
