@@ -177,7 +177,8 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
         def program(process: Process) -> Played:
             return next(vgpu for vgpu in played if vgpu.record.key == process.pid)
 
-        clock = SimpleNamespace(monotonic_ns=lambda: int(trio.current_time() * 1e9))
+        # The machine has run for a while.
+        clock = SimpleNamespace(monotonic_ns=lambda: int((trio.current_time() + 1000) * 1e9))
         for module in (places, swapping):
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(swapping, "is_stopped", lambda process: program(process).is_stopped())
@@ -276,6 +277,20 @@ def test_others_leave_for_an_allocation_that_the_driver_refuses_though_the_books
         found = stage(a, Refused("b", 2))
         await found.run(30, until=lambda: a.left > 0)
         assert a.left > 0
+
+    play(scene)
+
+
+def test_an_allocation_that_waits_when_the_server_begins_is_not_yet_refused(stage: Callable[..., Stage]) -> None:
+    async def scene() -> None:
+        class Waits(Played):
+            movable_bytes = GIB
+            room_bytes = GIB // 16
+
+        a = Played("a", 1)
+        found = stage(a, Waits("b", 2))
+        await found.run(swapping.TAKE_NS / 2e9)
+        assert (a.left, found.swapping._short.bytes_) == (0, 0)
 
     play(scene)
 

@@ -232,7 +232,7 @@ class Swapping:
         that in hand it would wait no more, or for others to leave."""
         if not vgpu.room_bytes:
             place.refused = False
-        if not offered:
+        if not offered or not place.offered_ns:
             place.offered_ns = now_ns
         elif now_ns - place.offered_ns > TAKE_NS:
             place.defer()
