@@ -281,6 +281,25 @@ def test_others_leave_for_an_allocation_that_the_driver_refuses_though_the_books
     play(scene)
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_only_an_allocation_that_tries_all_the_while_is_refused_by_the_driver(
+    stage: Callable[..., Stage], same: bool
+) -> None:
+    """A program that allocates and frees in a loop waits for room at every step of the server, too."""
+
+    async def scene() -> None:
+        vgpu = Played("a", 1)
+        vgpu.room_bytes = GIB // 16
+        found = stage(vgpu)
+        place, now_ns = places.SwapState(), places.time.monotonic_ns()
+        place.offered_ns = now_ns - 2 * swapping.TAKE_NS
+        place.room_ns = place.offered_ns if same else now_ns
+        found.swapping._pass_over(cast(Vgpu, vgpu), place, now_ns, offered=True)
+        assert (place.failures, place.refused, found.swapping._short.bytes_ > 0) == (1, same, same)
+
+    play(scene)
+
+
 def test_an_allocation_that_waits_when_the_server_begins_is_not_yet_refused(stage: Callable[..., Stage]) -> None:
     async def scene() -> None:
         class Waits(Played):

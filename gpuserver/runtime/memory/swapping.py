@@ -236,9 +236,10 @@ class Swapping:
             place.offered_ns = now_ns
         elif now_ns - place.offered_ns > TAKE_NS:
             place.defer()
-            if not place.refused and not any(stands(slot) for slot in present(vgpu.alive)):
-                # It has tried again and again: the driver keeps more of the card than the books know. Once: others
-                # leave as a whole then.
+            tries_ns = now_ns - place.room_ns if place.room_ns else 0
+            if tries_ns > TAKE_NS and not place.refused and not any(stands(slot) for slot in present(vgpu.alive)):
+                # One allocation has tried all the while: the driver keeps more of the card than the books know. Once:
+                # others leave as a whole then.
                 self._short.grow(now_ns)
                 place.refused = True
 
