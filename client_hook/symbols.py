@@ -66,6 +66,11 @@ def _shrinks(name: str, arguments: str, version: int, *, base: str = "", twin: i
         yield Symbol("cuda", name + PER_THREAD, arguments, base, twin, True, True, after="settle_pools()")
 
 
+def _after(name: str, arguments: str, version: int, after: str) -> Iterator[Symbol]:
+    """Reported to the hook once the driver has done it."""
+    yield Symbol("cuda", name, arguments, name, version, False, True, after=after)
+
+
 def _found(name: str, arguments: str, version: int) -> Iterator[Symbol]:
     """It names a pool that the program has not made."""
     yield Symbol("cuda", name, arguments, name, version, False, True, after="pool_found(pool, place, type)")
@@ -362,10 +367,10 @@ SYMBOLS: tuple[Symbol, ...] = (
     *_cuda("cuMemPoolDestroy", "void* pool", 11020),
     *_found("cuMemGetDefaultMemPool", "void** pool, const void* place, int type", 13000),
     *_found("cuMemGetMemPool", "void** pool, const void* place, int type", 13000),
-    *_cuda("cuMemPoolGetAttribute", "void* pool, int which, void* value", 11020, intercepted=False),
+    *_after("cuMemPoolGetAttribute", "void* pool, int which, void* value", 11020, "pool_attribute(pool, which, value)"),
+    *_after("cuMemPoolTrimTo", "void* pool, size_t keep", 11020, "pool_trimmed(keep)"),
     *_cuda("cuDeviceGetMemPool", "void** pool, int device", 11020, intercepted=False),
     *_cuda("cuDeviceGetDefaultMemPool", "void** pool, int device", 11020, intercepted=False),
-    *_shrinks("cuMemPoolTrimTo", "void* pool, size_t keep", 11020),
     *_shrinks("cuMemPoolSetAttribute", "void* pool, int which, void* value", 11020),
     *_shrinks("cuStreamSynchronize", "void* stream", 2000, twin=7000),
     *_shrinks("cuEventSynchronize", "void* event", 2000),

@@ -166,6 +166,9 @@ cdef extern:
     void vgpu_settle_pools() noexcept nogil
     void vgpu_pool_found(void** pool, const void* place, int type) noexcept nogil
     void vgpu_trim_pools() noexcept nogil
+    void vgpu_trim_drained_pools() noexcept nogil
+    void vgpu_pool_attribute(void* pool, int which, void* value) noexcept nogil
+    void vgpu_pool_trimmed(size_t keep) noexcept nogil
     void vgpu_pooled(unsigned long long pointer, Pooled* pooled) noexcept nogil
     void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil
     int vgpu_pool_begin(uint64_t pool, uint64_t size) noexcept nogil
@@ -223,6 +226,17 @@ cdef extern:
     int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer, size_t size) noexcept nogil
     int vgpu_free_swappable(const Block* block) noexcept nogil
     void vgpu_drop_swappable(const Block* block) noexcept nogil
+    # stream_ordered.pyx
+    int vgpu_allocate_ordered(
+        Gate* gate, unsigned long long* pointer, size_t size, void* stream, bint own
+    ) noexcept nogil
+    int vgpu_free_ordered(const Block* block, void* stream, bint own) noexcept nogil
+    void vgpu_drop_returned(Gate* gate, uint64_t keep, bint wait) noexcept nogil
+    void vgpu_drop_all_returned() noexcept nogil
+    void vgpu_shrink_returned() noexcept nogil
+    uint32_t vgpu_contexts_of_returned(void** contexts, uint32_t most) noexcept nogil
+    void vgpu_returned_of_context_died(void* context) noexcept nogil
+    uint64_t vgpu_ordered_bytes(bint reserved) noexcept nogil
     # chunks.pyx
     int vgpu_furnish(Gate* gate, Block* chunk, unsigned long long* handle) noexcept nogil
     void vgpu_strip(Block* chunk) noexcept nogil

@@ -49,6 +49,7 @@ cdef enum:
     LEFT_BEHIND = 64
     POOLS = 80               # memory pools of a process, and what each of MAX_GATES has for graphs
     CAPTURES = 64            # captures open at once
+    RETURNED = 128           # blocks freed in stream order, of a process
 
     # CUresult
     CUDA_SUCCESS = 0
@@ -72,6 +73,7 @@ cdef enum:
     BLOCK_GATE = 0xFFFF      # the gate that owns it
     BLOCK_PIECES = 0x10000   # charged by the pieces that it touches (Gate.pieces); Block.bytes is its length
     BLOCK_SWAPPABLE = 0x20000    # made of Gate.chunks, which are charged; Block.bytes is its length
+    BLOCK_ORDERED = 0x40000  # ... in stream order (stream_ordered.pyx)
 
     # ... of a chunk: its gate, and
     CHUNK_AWAY = 0x10000     # it is in the store, and has nothing on the card
@@ -317,6 +319,13 @@ cdef struct Gate:
     uint32_t sampling        # how many of them are used
 
 
+cdef struct Returned:
+    # swappable memory that was freed in stream order (stream_ordered.pyx)
+    Block block              # aux: the context of the event
+    void* event              # in the stream, behind the free
+    void* stream             # normalised
+
+
 cdef struct Capture:
     void* handle             # its first stream (normalised); NULL: none
     void* context            # the stream's
@@ -361,6 +370,10 @@ cdef struct State:
     AllocTable mappings      # ... address → Block (aux: handle)
     bint swappable           # there was memory that can leave the card
     AllocTable doomed        # ... swappable memory freed under a capture, as in ``allocations``
+    uint32_t returned_lock   # its holder may call the driver
+    uint32_t returned_count
+    uint64_t returned_bytes  # that they take
+    Returned[128] returned   # RETURNED of them
     AllocTable executables   # ... executable graph that allocates → Block (aux: when it had its memory, flags: gate)
     uint32_t taking          # how many: for a check without the lock
     uint32_t pools_lock

@@ -29,10 +29,14 @@ import sys, threading
 from ctypes import addressof, byref, c_char, c_size_t, c_uint32, c_uint64, c_void_p
 from tests.hook.app import App
 app = App()
-size, byte, busy = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "busy"
+size, byte, busy, ordered = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "busy", sys.argv[4] == "ordered"
 context = c_void_p()
 app.call("cuCtxGetCurrent", byref(context))
-block = app.allocate(size)
+def in_order(size):
+    address = c_uint64()
+    app.call("cuMemAllocAsync", byref(address), c_size_t(size), app.stream)
+    return address.value
+block = in_order(size) if ordered else app.allocate(size)
 app.call("cuMemsetD8_v2", c_uint64(block), byte, c_size_t(size))
 app.synchronize()
 kernel = app.kernel(1.0)
@@ -44,6 +48,10 @@ def work():
     app.call("cuCtxSetCurrent", context)
     while True:
         kernel.launch()
+        if ordered:
+            other = in_order(1 << 20)
+            app.call("cuMemsetD8Async", c_uint64(other), byte, c_size_t(1 << 20), app.stream)
+            app.call("cuMemFreeAsync", c_uint64(other), app.stream)
         app.call("cuStreamSynchronize", app.stream)  # not the context: see "block"
         check()
         count += 1
@@ -69,10 +77,20 @@ for line in sys.stdin:
 
 
 class Program(Spoken):
-    """Owns memory of one value; ``busy``: works for ever, and checks it."""
+    """Owns memory of one value; ``busy``: works for ever, and checks it; ``ordered``: by cuMemAllocAsync."""
 
-    def __init__(self, node: SimulatedNode, vgpu: VgpuStatus, byte: int, *, busy: bool, owned: int = OWNED) -> None:
-        super().__init__(node, vgpu, PROGRAM, str(owned), str(byte), "busy" if busy else "idle")
+    def __init__(
+        self,
+        node: SimulatedNode,
+        vgpu: VgpuStatus,
+        byte: int,
+        *,
+        busy: bool,
+        owned: int = OWNED,
+        ordered: bool = False,
+    ) -> None:
+        how = ("busy" if busy else "idle", "ordered" if ordered else "plain")
+        super().__init__(node, vgpu, PROGRAM, str(owned), str(byte), *how)
 
     def did(self) -> int:
         self.say("count")
@@ -104,8 +122,10 @@ class Swapped:
         more: dict[str, Any] = {"sm_percent": 20, "memory_bytes": "2G", "oversubscribe": "swap"}
         return [self.node.create(name=name, **more) for name in names]
 
-    def program(self, vgpu: VgpuStatus, byte: int, *, busy: bool = True, owned: int = OWNED) -> Program:
-        self.programs.append(Program(self.node, vgpu, byte, busy=busy, owned=owned))
+    def program(
+        self, vgpu: VgpuStatus, byte: int, *, busy: bool = True, owned: int = OWNED, ordered: bool = False
+    ) -> Program:
+        self.programs.append(Program(self.node, vgpu, byte, busy=busy, owned=owned, ordered=ordered))
         eventually(lambda: self.reading(vgpu).memory_implicit_bytes, "its context is seen")
         return self.programs[-1]
 
@@ -171,9 +191,10 @@ def alone() -> Iterator[Swapped]:
         yield found
 
 
-def test_three_that_do_not_fit_together_take_turns_and_find_their_memory(swapped: Swapped) -> None:
+@pytest.mark.parametrize("ordered", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "ordered"])
+def test_three_that_do_not_fit_together_take_turns_and_find_their_memory(swapped: Swapped, ordered: bool) -> None:
     vgpus = swapped.vgpus("a", "b", "c")
-    programs = [swapped.program(vgpu, byte) for byte, vgpu in enumerate(vgpus, 1)]
+    programs = [swapped.program(vgpu, byte, ordered=ordered) for byte, vgpu in enumerate(vgpus, 1)]
     for _ in range(2):
         for program in programs:
             program.works()
@@ -330,7 +351,7 @@ def test_an_allocation_of_a_program_that_was_stopped_is_passed_over(swapped: Swa
 @pytest.mark.parametrize("who", ["server", "broker", "both"])
 def test_whoever_of_us_dies_nothing_is_lost(alone: Swapped, who: str) -> None:
     vgpus = alone.vgpus("a", "b")
-    programs = [alone.program(vgpu, byte) for byte, vgpu in enumerate(vgpus, 1)]
+    programs = [alone.program(vgpu, byte, ordered=byte == 2) for byte, vgpu in enumerate(vgpus, 1)]
     killed: set[int] = set()
 
     def there() -> list[int] | None:

@@ -23,13 +23,15 @@ from cython_ext.hook.generated.driver cimport (
     real_cuGraphUpload, real_cuGraphUpload_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    charge_contexts, vgpu_capturing, vgpu_log, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools, vgpu_trim_pools,
+    charge_contexts, vgpu_capturing, vgpu_log, vgpu_make_with_room, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools,
+    vgpu_trim_pools,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, state,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, is_swappable, state,
 )
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_clear, alloc_find, alloc_insert, alloc_remove
+from cython_ext.logic.memory.pools cimport pool_steps
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport add32, add64, fence, load32, load64, store32
 
@@ -65,6 +67,12 @@ cdef struct Instantiation:       # CUDA_GRAPH_INSTANTIATE_PARAMS
     void* stream
     void* wrong
     int answer
+
+
+cdef struct Launch:              # or an upload
+    bint own                 # stream 0 is the thread's
+    void* executable
+    void* stream
 
 
 # --- what a graph needs
@@ -195,7 +203,30 @@ cdef void remember(void* executable, uint64_t round) noexcept nogil:
 cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil:
     """Before a launch that may be of one of ``State.executables``, and before its gate. CUDA_SUCCESS: the graph has its
     memory. Else: out of memory. The launch itself reports any other fault."""
-    return take(own, executable, stream, 1)
+    cdef int result = take(own, executable, stream, 1)
+    return take_with_room(own, executable, stream) if result == CUDA_ERROR_OUT_OF_MEMORY else result
+
+
+cdef int take_with_room(bint own, void* executable, void* stream) noexcept nogil:
+    """The card has no room, or the limit allows none: in a swappable vGPU, others may leave the card for it."""
+    cdef Launch launch
+    cdef Gate* gate = NULL
+    cdef Block* known
+    cdef uint64_t bytes = 0
+    lock_acquire(&state().memory_lock)
+    known = alloc_find(&state().executables, <uint64_t>executable)
+    if known != NULL:
+        gate, bytes = &state().gates[known.flags], known.bytes
+    lock_release(&state().memory_lock)
+    if not is_swappable(gate):
+        return CUDA_ERROR_OUT_OF_MEMORY
+    launch.own, launch.executable, launch.stream = own, executable, stream
+    return vgpu_make_with_room(gate, pool_steps(bytes), take_in_room, &launch)
+
+
+cdef int take_in_room(Gate* gate, void* what) noexcept nogil:
+    cdef const Launch* launch = <const Launch*>what
+    return take(launch.own, launch.executable, launch.stream, 1)
 
 
 cdef int take(bint own, void* executable, void* stream, bint outside) noexcept nogil:

@@ -14,8 +14,8 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_forget_hasher, vgpu_forget_pins,
-    vgpu_free_swappable, vgpu_gate_here, vgpu_physical_of_context_died, vgpu_pooled, vgpu_pooled_freed, vgpu_release,
-    vgpu_reserve, vgpu_settle_ahead, vgpu_settle_pools,
+    vgpu_free_ordered, vgpu_free_swappable, vgpu_gate_here, vgpu_physical_of_context_died, vgpu_pooled,
+    vgpu_pooled_freed, vgpu_release, vgpu_reserve, vgpu_returned_of_context_died, vgpu_settle_ahead, vgpu_settle_pools,
 )
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, Pooled, attached,
@@ -187,6 +187,7 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
     for g in range(state().gate_count):
         vgpu_forget_pins(&state().gates[g])
         vgpu_forget_hasher(&state().gates[g], context)
+    vgpu_returned_of_context_died(context)
     lock_acquire(&state().memory_lock)
     vgpu_physical_of_context_died(context, NULL)
     while i < table.capacity:
@@ -214,6 +215,7 @@ cdef public void vgpu_memory_inherited(void* context, void* heir) noexcept nogil
     cdef uint32_t g
     for g in range(state().gate_count):
         vgpu_forget_hasher(&state().gates[g], context)
+    vgpu_returned_of_context_died(context)
     lock_acquire(&state().memory_lock)
     vgpu_physical_of_context_died(context, heir)
     for i in range(table.capacity):
@@ -286,7 +288,7 @@ cdef public int cuMemFreeAsync(unsigned long long pointer, void* stream) noexcep
     cdef Block block
     cdef bint known = vgpu_memory_forget(pointer, &block)
     if known and block.flags & BLOCK_SWAPPABLE:
-        return vgpu_free_swappable(&block)
+        return vgpu_free_ordered(&block, stream, 0)
     return vgpu_memory_freed(real_cuMemFreeAsync(pointer, stream), known, &block)
 
 
@@ -294,5 +296,5 @@ cdef public int cuMemFreeAsync_ptsz(unsigned long long pointer, void* stream) no
     cdef Block block
     cdef bint known = vgpu_memory_forget(pointer, &block)
     if known and block.flags & BLOCK_SWAPPABLE:
-        return vgpu_free_swappable(&block)
+        return vgpu_free_ordered(&block, stream, 1)
     return vgpu_memory_freed(real_cuMemFreeAsync_ptsz(pointer, stream), known, &block)

@@ -25,27 +25,30 @@ from cython_ext.hook.generated.driver cimport (
     real_cuPointerGetAttribute,
 )
 from cython_ext.hook.hook cimport (
-    charge_contexts, vgpu_ask_graphs, vgpu_capturing, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log,
-    vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead, vgpu_trim_graphs,
+    charge_contexts, vgpu_allocate_ordered, vgpu_ask_graphs, vgpu_capturing, vgpu_card_has, vgpu_drop_returned,
+    vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log, vgpu_make_with_room, vgpu_ordered_bytes, vgpu_pay,
+    vgpu_reserve_more, vgpu_settle_ahead, vgpu_shrink_returned, vgpu_trim_graphs,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED,
-    Gate, Pooled, attached, state,
+    Gate, Pooled, attached, is_swappable, state,
 )
 from cython_ext.pages.layout cimport KIND_ASYNC, KIND_GRAPH
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.logic.memory.pools cimport (
-    PoolBook, PoolDue, pool_begin, pool_end, pool_freed, pool_growth, pool_settle, pool_used,
+    PoolBook, PoolDue, pool_begin, pool_end, pool_freed, pool_growth, pool_settle, pool_steps, pool_used,
 )
 from cython_ext.native cimport add64, futex_wait, load32, now_ns
 
 cdef enum:
-    RESERVED = 5             # CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT
-    USED = 7                 # CU_MEMPOOL_ATTR_USED_MEM_CURRENT
+    RESERVED = 5             # CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, and its high-water mark
+    USED = 7                 # CU_MEMPOOL_ATTR_USED_MEM_CURRENT, likewise
+    USED_HIGH = 8
     RANGE_SIZE = 12          # CU_POINTER_ATTRIBUTE_RANGE_SIZE
     POOL_HANDLE = 17         # CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
     LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
+    TYPE_PINNED = 1          # CU_MEM_ALLOCATION_TYPE_PINNED
     TYPE_MANAGED = 2         # CU_MEM_ALLOCATION_TYPE_MANAGED
     NOBODYS = 0xFFFFFFFF     # PoolBook.gate: no vGPU pays for it
     LOOKS = 100              # for allocations of other threads to be answered
@@ -61,6 +64,17 @@ cdef struct PoolProperties:      # CUmemPoolProps, its beginning
     int type
     int handle_types
     Place place
+    void* security
+    size_t most_bytes        # 0: the driver's own limit
+
+
+cdef struct Asked:               # by cuMemAllocAsync
+    bint own                 # stream 0 is the thread's
+    bint given               # the program has named the pool
+    unsigned long long* pointer
+    size_t size
+    void* pool
+    void* stream
 
 
 # --- accounts; the caller holds pools_lock
@@ -106,6 +120,7 @@ cdef PoolBook* open_book(uint64_t pool, uint32_t gate) noexcept nogil:
         book = &state().pools[state().pool_count]
         book.pool = pool
         book.gate = gate
+        book.private = 0
         book.charged = book.reserved = book.claimed = book.stale = 0
         state().pool_count += 1
     return book
@@ -152,16 +167,27 @@ cdef void settle_all(bint trim) noexcept nogil:
 
 cdef public void vgpu_settle_pools() noexcept nogil:
     """Pools may have become smaller."""
-    if attached() and state().pool_count and not state().stopping:
+    if not attached() or state().stopping:
+        return
+    vgpu_shrink_returned()
+    if state().pool_count:
         settle_all(0)
 
 
 cdef public void vgpu_trim_pools() noexcept nogil:
     """Trim pools, since an allocation needs memory. During a capture the driver may forbid that, and end the capture.
     """
+    if attached():
+        vgpu_drop_returned(&state().gates[0], 0, 0)
     if state().pool_count:
         vgpu_settle_ahead()
         settle_all(load32(&state().captures) == 0)
+
+
+cdef public void vgpu_trim_drained_pools() noexcept nogil:
+    """By the hook thread, with no work queued and no capture open: so that only what is in use stays on the card."""
+    if state().pool_count:
+        settle_all(1)
 
 
 # --- allocations
@@ -192,6 +218,15 @@ cdef uint32_t payer(uint64_t pool) noexcept nogil:
     return NOBODYS
 
 
+cdef inline bint has_room(const Gate* gate, uint64_t size) noexcept nogil:
+    return vgpu_fits(gate, size) and vgpu_card_has(gate, size)
+
+
+cdef inline bint waits_for_card(const Gate* gate, uint64_t size) noexcept nogil:
+    """It is not refused: others may leave the card for it (vgpu_make_with_room)."""
+    return is_swappable(gate) and vgpu_fits(gate, size) and not vgpu_card_has(gate, size)
+
+
 cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexcept nogil:
     """Reserve what the pool may grow by. ``last``: what does not fit is refused; ``others``: whether allocations of
     other threads are under way, which count twice for a moment, as used and as about to be."""
@@ -208,13 +243,13 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
         others[0] = book.claimed != 0
         settle(book, taken, used, 0)
         asked = pool_growth(book, taken, used, size)
-        if asked == 0 or vgpu_fits(gate, asked) and vgpu_reserve_more(gate, kind_of(book), asked):
+        if asked == 0 or has_room(gate, asked) and vgpu_reserve_more(gate, kind_of(book), asked):
             pool_begin(book, asked, size)
             answer = POOL_GRANTED
         elif last and of_graphs(pool) and size <= taken:
             pool_begin(book, 0, size)        # the driver may let it share what others have: judged when it has answered
             answer = POOL_GRANTED
-        elif last and vgpu_reserve_more(gate, kind_of(book), asked):
+        elif last and not waits_for_card(gate, asked) and vgpu_reserve_more(gate, kind_of(book), asked):
             pool_begin(book, asked, size)    # another thread gave back a moment ago
             answer = POOL_GRANTED
         else:
@@ -257,29 +292,54 @@ cdef public bint vgpu_pool_end(uint64_t pool, uint64_t size, bint limited) noexc
     return allowed
 
 
+cdef bint is_private(const Gate* gate, void* pool) noexcept nogil:
+    """A device's pool without a size limit, whose memory no other process can have."""
+    cdef void* default = NULL
+    cdef PoolBook* book
+    cdef bint private
+    if real_cuDeviceGetDefaultMemPool(&default, gate.device) == CUDA_SUCCESS and pool == default:
+        return 1
+    lock_acquire(&state().pools_lock)
+    book = find(<uint64_t>pool)
+    private = book != NULL and book.private
+    lock_release(&state().pools_lock)
+    return private
+
+
+cdef int from_pool(Gate* gate, void* what) noexcept nogil:
+    cdef const Asked* asked = <const Asked*>what
+    cdef int result, answer = vgpu_pool_begin(<uint64_t>asked.pool, asked.size)
+    if answer == POOL_REFUSED:
+        return CUDA_ERROR_OUT_OF_MEMORY
+    result = take(asked.own, asked.given, asked.pointer, asked.size, asked.pool, asked.stream)
+    if answer == POOL_NOBODYS or vgpu_pool_end(<uint64_t>asked.pool, asked.size, result == CUDA_SUCCESS):
+        return result
+    vgpu_log(b"pool grew into the limit, for bytes", asked.size, 0)
+    if asked.own:
+        real_cuMemFreeAsync_ptsz(asked.pointer[0], asked.stream)
+    else:
+        real_cuMemFreeAsync(asked.pointer[0], asked.stream)
+    vgpu_trim_pools()
+    return CUDA_ERROR_OUT_OF_MEMORY
+
+
 cdef int allocate(
     bint own, bint given, unsigned long long* pointer, size_t size, void* pool, void* stream
 ) noexcept nogil:
     cdef Gate* gate = vgpu_gate_of_stream(named(stream, own))
-    cdef int answer, result
+    cdef Asked asked
     if gate == NULL or (given and of_graphs(<uint64_t>pool)) or vgpu_capturing(named(stream, own)):
         return take(own, given, pointer, size, pool, stream)
     charge_contexts(gate)
     if not given:
         real_cuDeviceGetMemPool(&pool, gate.device)
-    answer = vgpu_pool_begin(<uint64_t>pool, size)
-    if answer == POOL_REFUSED:
-        return CUDA_ERROR_OUT_OF_MEMORY
-    result = take(own, given, pointer, size, pool, stream)
-    if answer == POOL_NOBODYS or vgpu_pool_end(<uint64_t>pool, size, result == CUDA_SUCCESS):
-        return result
-    vgpu_log(b"pool grew into the limit, for bytes", size, 0)
-    if own:
-        real_cuMemFreeAsync_ptsz(pointer[0], stream)
-    else:
-        real_cuMemFreeAsync(pointer[0], stream)
-    vgpu_trim_pools()
-    return CUDA_ERROR_OUT_OF_MEMORY
+    if is_swappable(gate) and pointer != NULL and size and is_private(gate, pool):
+        return vgpu_allocate_ordered(gate, pointer, size, stream, own)
+    asked.own, asked.given, asked.pool, asked.stream = own, given, pool, stream
+    asked.pointer, asked.size = pointer, size
+    if is_swappable(gate):
+        return vgpu_make_with_room(gate, pool_steps(size), from_pool, &asked)
+    return from_pool(gate, &asked)
 
 
 cdef public int cuMemAllocAsync(unsigned long long* pointer, size_t size, void* stream) noexcept nogil:
@@ -337,6 +397,21 @@ cdef public void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil:
     vgpu_settle_pools()
 
 
+# --- what a swappable vGPU's pools seem to have
+
+cdef public void vgpu_pool_attribute(void* pool, int which, void* value) noexcept nogil:
+    """The driver has answered. What is allocated in stream order outside the pool is added: of all pools of the vGPU,
+    since no account knows of which one it is."""
+    if attached() and state().swappable and RESERVED <= which <= USED_HIGH and is_private(&state().gates[0], pool):
+        (<uint64_t*>value)[0] += vgpu_ordered_bytes(which < USED)
+
+
+cdef public void vgpu_pool_trimmed(size_t keep) noexcept nogil:
+    if attached():
+        vgpu_drop_returned(&state().gates[0], keep, 0)
+    vgpu_settle_pools()
+
+
 # --- pools of the program's own
 
 cdef uint32_t payer_at(int type, const Place* place) noexcept nogil:
@@ -366,11 +441,17 @@ cdef public void vgpu_pool_found(void** pool, const void* place, int type) noexc
 
 cdef public int cuMemPoolCreate(void** pool, const void* properties) noexcept nogil:
     cdef const PoolProperties* given = <const PoolProperties*>properties
+    cdef PoolBook* book
     cdef int result = real_cuMemPoolCreate(pool, properties)
     if result != CUDA_SUCCESS or not attached():
         return result
     lock_acquire(&state().pools_lock)
-    open_book(<uint64_t>pool[0], payer_at(given.type, &given.place))
+    book = open_book(<uint64_t>pool[0], payer_at(given.type, &given.place))
+    if book != NULL:
+        book.private = (
+            given.type == TYPE_PINNED and given.place.type == LOCATION_DEVICE and given.handle_types == 0
+            and given.most_bytes == 0
+        )
     lock_release(&state().pools_lock)
     return result
 

@@ -14,8 +14,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemCreate, real_cuMemMap, real_cuMemRelease, real_cuMemSetAccess, real_cuMemUnmap,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_await_room, vgpu_cancel, vgpu_card_has, vgpu_commit, vgpu_fits, vgpu_release, vgpu_reserve, vgpu_touch,
-    vgpu_touched, vgpu_unstore,
+    vgpu_await_room, vgpu_cancel, vgpu_card_has, vgpu_commit, vgpu_drop_returned, vgpu_fits, vgpu_release,
+    vgpu_reserve, vgpu_touch, vgpu_touched, vgpu_unstore,
 )
 from cython_ext.hook.state cimport (
     CHUNK_AWAY, CHUNK_PROGRAM, CHUNK_WINDOW, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state,
@@ -258,7 +258,9 @@ cdef public int vgpu_make_chunks(
     cdef unsigned long long place = 0
     cdef int mode, result
     if vgpu_fits(gate, size) and not vgpu_card_has(gate, size):
-        return CUDA_ERROR_OUT_OF_MEMORY          # it is waited for: nothing is refused yet
+        vgpu_drop_returned(gate, 0, 0)
+        if not vgpu_card_has(gate, size):
+            return CUDA_ERROR_OUT_OF_MEMORY      # it is waited for: nothing is refused yet
     if not vgpu_reserve(gate, KIND_DEVICE, size):
         return CUDA_ERROR_OUT_OF_MEMORY
     mode = relax()

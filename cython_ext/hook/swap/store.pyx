@@ -66,6 +66,10 @@ cdef bint map_store(Store* store, int fd, uint64_t file) noexcept nogil:
         or hashes == MAP_FAILED or store.blocks == 0 or store_size(store.blocks, &offset) > size
     ):
         munmap(page, size)
+        if pins != MAP_FAILED:
+            munmap(pins, pins_size(store))
+        if hashes != MAP_FAILED:
+            munmap(hashes, hashes_size(store))
         return 0
     madvise(page, size, MADV_DONTFORK)
     store.size, store.file = size, file

@@ -20,13 +20,14 @@ from cython_ext.hook.generated.driver cimport (
     real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2, real_cuStreamSynchronize,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_furnish, vgpu_hash_chunks, vgpu_is_clean, vgpu_keep, vgpu_log, vgpu_note_copy, vgpu_overwrite, vgpu_place_of,
-    vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored, vgpu_strip,
+    vgpu_contexts_of_returned, vgpu_drop_all_returned, vgpu_furnish, vgpu_hash_chunks, vgpu_is_clean, vgpu_keep,
+    vgpu_log, vgpu_note_copy, vgpu_overwrite, vgpu_place_of, vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored,
+    vgpu_strip, vgpu_trim_drained_pools,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CHUNK_FIXED, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
+    CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, RETURNED, Gate, is_removed, state,
 )
 from cython_ext.pages.layout cimport (
     GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PASSED, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
@@ -162,6 +163,14 @@ cdef uint32_t add_contexts_of_streams(Gate* gate, void** contexts, uint32_t coun
     return count
 
 
+cdef uint32_t add_contexts_of_returned(void** contexts, uint32_t count) noexcept nogil:
+    cdef void* found[128]
+    cdef uint32_t i
+    for i in range(vgpu_contexts_of_returned(found, RETURNED)):
+        count = add_context(found[i], contexts, count)
+    return count
+
+
 cdef uint32_t contexts_of(Gate* gate, void** contexts) noexcept nogil:
     """Those that made, mapped or may use memory that can leave the card; CONTEXTS + 1: more than that."""
     cdef uint32_t count
@@ -172,6 +181,7 @@ cdef uint32_t contexts_of(Gate* gate, void** contexts) noexcept nogil:
     count = add_contexts_of_program(&state().physical, contexts, count)
     program = state().physical.handles.count != 0
     lock_release(&state().memory_lock)
+    count = add_contexts_of_returned(contexts, count)
     return add_contexts_of_streams(gate, contexts, count) if program else count
 
 
@@ -459,10 +469,12 @@ cdef int drain(Gate* gate) noexcept nogil:
     cdef int64_t until = now_ns() + DRAIN_NS
     if count > CONTEXTS or (count == 0 and gate.chunks.count):
         return FAILED
+    gate.away_context = contexts[0] if count else NULL
     for i in range(count):
         if not has_drained(contexts[i], until):
             return FAILED
-    gate.away_context = contexts[0] if count else NULL
+        if contexts[i] == gate.hasher.context:
+            gate.away_context = contexts[i]      # the kernel is loaded there
     return DONE
 
 
@@ -518,6 +530,8 @@ cdef int leave(Gate* gate) noexcept nogil:
             return FAILED
         gate.where = SLOT_MOVING
         gate.clean_blocks = 0
+        vgpu_drop_all_returned()
+        vgpu_trim_drained_pools()
         hash_in_context(gate)
     store32(&gate.slot.where, SLOT_MOVING)
     outcome = carry_in_context(gate, 1)

@@ -19,8 +19,8 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize,
 )
 from cython_ext.hook.hook cimport (
-    charge_contexts, vgpu_describe, vgpu_make_chunks, vgpu_make_with_room, vgpu_note, vgpu_pin_ahead, vgpu_touch,
-    vgpu_touched, vgpu_unmake_chunks,
+    charge_contexts, vgpu_describe, vgpu_drop_returned, vgpu_make_chunks, vgpu_make_with_room, vgpu_note,
+    vgpu_pin_ahead, vgpu_touch, vgpu_touched, vgpu_unmake_chunks,
 )
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state,
@@ -91,11 +91,16 @@ cdef int allocate(Gate* gate, void* what) noexcept nogil:
 cdef public int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer, size_t size) noexcept nogil:
     """cuMemAlloc of a swappable vGPU. ``size``: not 0. What it may own, and the card has no room for, is waited for."""
     cdef Asked asked
+    cdef int result
     state().swappable = 1
     charge_contexts(gate)
     vgpu_pin_ahead(gate)
     asked.size, asked.pointer = size, pointer
-    return vgpu_make_with_room(gate, pieces_for(size), allocate, &asked)
+    result = vgpu_make_with_room(gate, pieces_for(size), allocate, &asked)
+    if result == CUDA_ERROR_OUT_OF_MEMORY and state().returned_count:
+        vgpu_drop_returned(gate, 0, 1)
+        result = vgpu_make_with_room(gate, pieces_for(size), allocate, &asked)
+    return result
 
 
 # --- frees

@@ -4,7 +4,7 @@ Threads allocate from a pool at once. It is not known before which allocation wi
 it grow. So the reservation is for all that are under way together: what the pool lacks for them, in whole steps.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, uint32_t, uint64_t
 
 cdef enum:
     POOL_STEP = 32 << 20     # a pool takes so much from the card at a time
@@ -13,6 +13,7 @@ cdef enum:
 cdef struct PoolBook:        # the caller locks
     uint64_t pool            # its handle
     uint32_t gate            # set by the caller: the gate of its ledger
+    uint32_t private         # likewise: its memory can be swappable instead (stream_ordered.pyx)
     uint64_t charged         # of what it has taken: committed in the ledger
     uint64_t reserved        # in the ledger, for growth
     uint64_t claimed         # sizes of allocations that the driver has not answered
@@ -37,11 +38,16 @@ cdef inline void pool_freed(PoolBook* book, uint64_t before, uint64_t after, uin
         book.stale += size
 
 
+cdef inline uint64_t pool_steps(uint64_t size) noexcept nogil:
+    """``size`` in whole steps."""
+    return size if size > UINT64_MAX - POOL_STEP else (size + POOL_STEP - 1) / POOL_STEP * POOL_STEP
+
+
 cdef inline uint64_t pool_lacks(uint64_t taken, uint64_t used, uint64_t claimed) noexcept nogil:
     """What a pool that has ``taken`` and handed out so much will take for ``claimed`` more, unless what it has free is
     in pieces."""
     cdef uint64_t needed = used + claimed
-    return (needed - taken + POOL_STEP - 1) / POOL_STEP * POOL_STEP if needed > taken else 0
+    return pool_steps(needed - taken) if needed > taken else 0
 
 
 cdef inline uint64_t pool_growth(const PoolBook* book, uint64_t taken, uint64_t used, uint64_t size) noexcept nogil:

@@ -341,13 +341,13 @@ def warnings_on_swapping(vgpu: Vgpu) -> tuple[str, ...]:
     kinds = vgpu.committed_by_kind()
     if parts := [f"{format_bytes(kinds[kind])} {name}" for kind, name in _STAYS.items() if kinds[kind]]:
         size = format_bytes(sum(kinds[kind] for kind in _STAYS))
-        found.append(f"While it is swapped out, {size} stay on the GPU: {', '.join(parts)}.")
+        found.append(f"While it is swapped out, at most {size} stay on the GPU: {', '.join(parts)}.")
     return tuple(found)
 
 
 _STAYS: Final = {
     "vmm": "of cuMemCreate that cannot move",
-    "async": "of stream-ordered pools",
+    "async": "of pools that can be shared or have a size limit",
     "array": "of arrays",
     "graph": "of graphs that allocate",
 }
