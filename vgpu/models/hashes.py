@@ -24,7 +24,7 @@ def digest(data: Buffer) -> bytes:
 
 
 def changed(mapping: Mapping, tensors: Iterable[Placed]) -> list[str]:
-    """The names of the tensors that differ. Those without bytes or without a digest are not looked at."""
+    """The names of the tensors that differ. Those without bytes or without a digest are left out."""
     mapping.card.enter()
     hashed = [tensor for tensor in tensors if tensor.digest]
 

@@ -1,7 +1,7 @@
 """The owner of a model: it loads the files into one allocation, and gives replicas the handle of it.
 
 It allocates nothing else, and computes nothing. The replicas keep the memory if the owner ends; a later replica gets an
-error. Where the driver has no read-only access, the owner looks at the bytes again once in a while.
+error. Where the driver has no read-only access, the owner compares the bytes with their hashes once a minute.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MOST_REPLICAS: Final = 256
 ASK_S: Final = 10.0
 """How long a peer may take to ask."""
 CHECK_S: Final = 60.0
-"""Between two looks at the bytes, where replicas can write."""
+"""Between two comparisons of the bytes, where replicas can write."""
 _READABLE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 Say = Callable[[str], None]
 
