@@ -22,7 +22,7 @@ from gpuserver.runtime.memory.unmanaged import named_in
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
-from vgpu.protocol.peer import is_alive, peer_now, start_time
+from vgpu.protocol.peer import is_alive
 from vgpu.protocol.triggers import CALL, TCP
 
 MOST_LISTED: Final = 12
@@ -80,13 +80,20 @@ def _named(vgpu_id: str, inside: Iterable[int], paths: NodePaths, owner: Owner) 
 
 
 def may_attach(pid: int, owner: Owner) -> bool:
-    """By the rule of the vGPU's broker (``vgpu.broker.core.may_attach``), without a mount."""
-    with suppress(ProcessLookupError):
-        peer = peer_now(Process(pid, start_time(pid)))
-        return peer is not None and (
-            peer.uid in {0, owner.uid} or (owner.share_gid >= 0 and owner.share_gid in peer.groups)
-        )
-    return False
+    """By the rule of the vGPU's broker (``vgpu.broker.core.may_attach``), without a mount. Unlike the environment, what
+    is read here waits for no lock of the process."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:  # it has ended
+        return False
+    if _ids(status, b"Uid")[1] in {0, owner.uid}:
+        return True
+    return owner.share_gid in {_ids(status, b"Gid")[1], *_ids(status, b"Groups")}
+
+
+def _ids(status: bytes, name: bytes) -> list[int]:
+    """A line of ``/proc/PID/status``; of users and groups, the second id is the effective one."""
+    return [int(number) for number in status.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()]
 
 
 def space_of(pid: int) -> int:

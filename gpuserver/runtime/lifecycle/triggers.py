@@ -215,10 +215,12 @@ class Triggers:
         if vgpu.suspend_error in {"", watch.failure}:
             vgpu.suspend_error = failure
         watch.failure = failure
+        if found is not None:
+            watch.seen = found[0]
+        watch.unread = frozenset(watch.seen.spaces) if watch.seen is not None else frozenset()
         if found is None:
             return
         seen, tables = found
-        watch.seen, watch.unread = seen, frozenset(seen.spaces)
         vgpu.unheard_ports = () if seen.hidden else unheard(seen, tables, watch.standby.ports)
         self._note(vgpu, watch, seen, tables)
         if not vgpu.connected_port:
