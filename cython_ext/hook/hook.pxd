@@ -186,7 +186,6 @@ cdef extern:
     void vgpu_contexts_move(Gate* gate) noexcept nogil
     void vgpu_await_charge(Gate* gate) noexcept nogil
     # shared.pyx
-    void vgpu_share(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_exported(uint64_t handle) noexcept nogil
     void vgpu_imported_mapped(Block* block, uint64_t end) noexcept nogil
     void vgpu_handle_gone(const Block* block) noexcept nogil
@@ -201,6 +200,7 @@ cdef extern:
     void vgpu_commit(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_cancel(Gate* gate, uint64_t size) noexcept nogil
     void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
+    void vgpu_share(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     void vgpu_memory_after_fork() noexcept nogil
     uint64_t vgpu_place_books(ActivityPage* page, uint32_t slot_index) noexcept nogil
     void vgpu_memory_moves(Gate* gate, ActivityPage* activity, uint32_t slot_index) noexcept nogil

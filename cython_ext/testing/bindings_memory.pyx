@@ -57,14 +57,15 @@ cdef enum:
     OP_COMMIT
     OP_CANCEL
     OP_RELEASE
+    OP_SHARE
     OP_REAP
     OP_CHECK
     OP_HOLD
 
 _NO_LIMIT = 2**64 - 1
 LEDGER_OPERATIONS = {
-    "reserve": OP_RESERVE, "commit": OP_COMMIT, "cancel": OP_CANCEL, "release": OP_RELEASE, "reap": OP_REAP,
-    "check": OP_CHECK, "hold": OP_HOLD,
+    "reserve": OP_RESERVE, "commit": OP_COMMIT, "cancel": OP_CANCEL, "release": OP_RELEASE, "share": OP_SHARE,
+    "reap": OP_REAP, "check": OP_CHECK, "hold": OP_HOLD,
 }
 
 
@@ -81,6 +82,8 @@ cdef int ledger_operation(
         return ledger.ledger_cancel(page, name, slot, kind, size_bytes)
     if operation == OP_RELEASE:
         return ledger.ledger_release(page, name, slot, kind, size_bytes)
+    if operation == OP_SHARE:
+        return ledger.ledger_share(page, name, slot, kind, size_bytes)
     if operation == OP_REAP:
         return ledger.ledger_reap(page, name, slot, 0, &freed_bytes)
     if operation == OP_HOLD:
@@ -175,6 +178,9 @@ cdef class Activity:
 
     def release(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
         return self.operate(OP_RELEASE, self.name(slot), slot, kind, size_bytes)
+
+    def share(self, uint32_t slot, uint32_t kind, uint64_t size_bytes):
+        return self.operate(OP_SHARE, self.name(slot), slot, kind, size_bytes)
 
     cdef int operate(self, int operation, uint32_t name, uint32_t slot, uint32_t kind, uint64_t size_bytes):
         cdef int result

@@ -22,7 +22,7 @@ from vgpu.broker.core import (
     is_foreign,
     may_attach,
 )
-from vgpu.broker.runtime import NOTED_S, PODS_S
+from vgpu.broker.runtime import NOTED_S, WAIT_S
 from vgpu.identity import Peer, Process
 from vgpu.integrations.cgroups import NOWHERE, Place
 from vgpu.protocol.broker import Adopt, Attach, Refused
@@ -332,4 +332,4 @@ def test_a_full_mps_server_says_whose_places_are_left(processes: int, reason: st
 def test_a_hook_still_waits_when_the_broker_gives_up_on_its_pod() -> None:
     header = Path(__file__).parents[2] / "cython_ext/hook/connect.h"
     [patience_s] = re.findall(r"#define VGPU_PATIENCE_S (\d+)", header.read_text())
-    assert int(patience_s) > PODS_S + NOTED_S + 1
+    assert int(patience_s) > WAIT_S + NOTED_S + 1

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from types import SimpleNamespace
+from typing import Any, cast, get_args
 
 import pytest
 import trio
+import trio.testing
+from trio.testing import MockClock
 
 from vgpu.broker import runtime
 from vgpu.broker.runtime import Broker, agreed
-from vgpu.protocol.broker import Closed, FromBroker, Look, ToBroker
+from vgpu.identity import Peer, Process
+from vgpu.integrations.cgroups import Place
+from vgpu.protocol.broker import Adopt, Closed, FromBroker, Look, Starting, ToBroker
 from vgpu.protocol.codec import ProtocolError
 from vgpu.protocol.hello import Hello, Welcome
 from vgpu.protocol.messages import Reply
+from vgpu.protocol.peer import start_time
 from vgpu.protocol.service import welcome
 from vgpu.protocol.stream import MessageStream
 from vgpu.protocol.versions import PROTOCOL_VERSION
@@ -136,3 +144,73 @@ def test_an_error_of_ours_ends_one_visitors_link(monkeypatch: pytest.MonkeyPatch
         far.close()
 
     trio.run(scene)
+
+
+def waiting(monkeypatch: pytest.MonkeyPatch) -> tuple[Broker, list[int]]:
+    """A broker of a suspended vGPU, and what it says of new processes that wait."""
+    broker, told = Broker("vgpu-00000001", Path("/nowhere"), Path("/nowhere")), list[int]()
+
+    async def tell(message: Starting) -> None:
+        told.append(message.processes)
+
+    monkeypatch.setattr(broker, "_tell", tell)
+    broker._vgpu = cast(Adopt, SimpleNamespace(suspended=True))
+    return broker, told
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen(["sleep", "600"]) as popen:
+        yield popen
+        popen.kill()
+
+
+def peer_of_child(child: subprocess.Popen[bytes]) -> Peer:
+    return Peer(Process(child.pid, start_time(child.pid)), os.getuid(), frozenset())
+
+
+def test_a_new_process_that_is_killed_resumes_nothing_any_more(
+    monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    broker, told = waiting(monkeypatch)
+
+    async def scene() -> None:
+        with trio.fail_after(60):
+            peer = peer_of_child(child)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(broker._be_resumed, peer, float("inf"), trio.CancelScope())
+                await trio.testing.wait_all_tasks_blocked()
+                assert told == [1]
+                child.kill()  # it is a zombie
+            assert told == [1, 0]
+            await broker._be_resumed(peer, float("inf"), trio.CancelScope())
+            assert told == [1, 0]
+
+    trio.run(scene)
+
+
+def test_the_waits_for_a_pod_and_for_a_resume_end_at_one_time(
+    monkeypatch: pytest.MonkeyPatch, child: subprocess.Popen[bytes]
+) -> None:
+    """So the hook, which waits for ten seconds, has its answer."""
+    broker, _ = waiting(monkeypatch)
+    monkeypatch.setattr(runtime, "_place_of", lambda _: Place(pod="pod-1"))
+
+    async def tell_awaited() -> None:
+        pass
+
+    monkeypatch.setattr(broker, "_tell_awaited", tell_awaited)
+    broker._vgpu = cast(Adopt, SimpleNamespace(suspended=True, pods=(), vgpu_id="vgpu-00000001"))
+    ends = []
+
+    async def scene() -> None:
+        until = trio.current_time() + runtime.WAIT_S
+        with trio.CancelScope() as patience:
+            peer = peer_of_child(child)
+            await broker._foreign(peer, until, patience)
+            ends.append((trio.current_time() - until, patience.deadline - until))
+            await broker._be_resumed(peer, until, patience)
+            ends.append((trio.current_time() - until, patience.deadline - until))
+
+    trio.run(scene, clock=MockClock(autojump_threshold=0))
+    assert ends == [pytest.approx((0, runtime.ATTACH_S))] * 2

@@ -170,3 +170,11 @@ def test_memory_of_a_swapped_vgpu_can_be_shared_and_imported(stage: Stage, path:
     assert (content, slot.imported_bytes) == ("07" * 4, SIZE)
     (slot,) = first.slots()
     assert (slot.charged_bytes, slot.committed_bytes[SHARED]) == (SIZE, SIZE)
+
+
+def test_to_export_memory_is_charged_once_at_every_moment(stage: Stage, path: str) -> None:
+    """Also in a vGPU that has room for it only once."""
+    vgpu = stage.vgpu(memory_bytes=SIZE)
+    assert owner(stage, vgpu, path).next()[0] == [0]
+    (slot,) = vgpu.slots()
+    assert (slot.committed_bytes[SHARED], slot.charged_bytes, slot.peak_bytes) == (SIZE, SIZE, SIZE)

@@ -202,6 +202,25 @@ def test_replicas_outlive_the_owner_whose_vgpu_stays_charged_until_they_end(scen
 
 
 @pytest.mark.slow
+def test_an_owner_without_replicas_gives_its_memory_back_though_others_share(scene: Scene, tmp_path: Path) -> None:
+    """An importer of the same user counts as one of every dead owner."""
+    vgpu, other = made(scene), made(scene)
+    scene.owner(vgpu)
+    replica = Replica(scene, other)
+    assert replica.heard() == "open"
+    second = made(scene)
+    lone = scene.start(second, "lone")
+    while "serves lone" not in (line := said(lone)):
+        assert line, lone.wait()
+    assert scene.reading(second).memory_shared_bytes == MODEL
+    lone.send_signal(signal.SIGTERM)
+    assert lone.wait() == 0
+    eventually(lambda: scene.reading(second).memory_used_bytes == 0, "its vGPU is not charged any more")
+    assert (scene.reading(vgpu).memory_shared_bytes, scene.on_card()) == (MODEL, MODEL)
+    assert replica.asked("digests()") == scene.digests
+
+
+@pytest.mark.slow
 def test_what_a_removed_vgpu_has_shared_is_promised_to_no_other(scene: Scene) -> None:
     with scene.node.link() as link:
         total = link.gpus()[0].total_memory_bytes

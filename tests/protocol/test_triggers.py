@@ -31,7 +31,11 @@ def test_what_is_a_trigger_is_canonical(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "calls", "tcp", "tcp:", "tcp:0", "tcp:65536", "tcp:-1", "udp:80", "8000", "tcp:٣"]
+    "text",
+    [
+        *("", "calls", "tcp", "tcp:", "tcp:0", "tcp:65536", "tcp:-1", "udp:80", "8000", "tcp:٣"),
+        *("tcp:0000080001", "tcp:080", "tcp:+80"),
+    ],
 )
 def test_no_trigger(text: str) -> None:
     with pytest.raises(ValueError, match="is no trigger"):

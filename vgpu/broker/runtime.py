@@ -64,18 +64,19 @@ from vgpu.protocol.broker import (
 )
 from vgpu.protocol.codec import MAX_HOOK_BYTES, MAX_REQUEST_ITEMS, ProtocolError
 from vgpu.protocol.hello import Hello, Welcome
-from vgpu.protocol.peer import is_alive, peer_of
+from vgpu.protocol.peer import is_alive, is_running, peer_of
 from vgpu.protocol.stream import LINK_ENDED, MessageStream, connect, listen, serve_links
 from vgpu.protocol.versions import OLDEST_VERSION
 
 ATTACH_S: Final = 3.0  # a hook sends one message; a process that takes longer occupies the link for nothing
 RECONNECT_S: Final = (0.02, 0.1, 1.0)  # first pause; longest while the server is likely to be restarting; longest
 RESTART_S: Final = 10.0
-PODS_S: Final = 7.0
-"""For so long a process waits for its pod to be named: the driver of Kubernetes asks the API server. The hook waits for
-``VGPU_PATIENCE_S`` of cython_ext/hook/connect.h, and so has the answer."""
-RESUME_S: Final = PODS_S
-"""For so long a new process waits until its suspended vGPU is resumed."""
+WAIT_S: Final = 7.0
+"""For so long a process waits until its pod is named (the driver of Kubernetes asks the API server) and until its
+suspended vGPU is resumed, both together. The hook waits for ``VGPU_PATIENCE_S`` of cython_ext/hook/connect.h, and so
+has the answer."""
+RUNS_S: Final = 0.1
+"""While it waits for the resume: how often the broker checks that it runs."""
 LONELY_S: Final = 30.0  # without a server and without a process there is nothing left to keep
 NOTED_S: Final = 1.0
 """A server notes an admission within milliseconds. A server that is held up for longer notes it later. If this broker
@@ -410,17 +411,17 @@ class Broker:
             self._closed.due(key, trio.current_time())
             await self._tell(last.model_copy(update={"reason": last.reason + and_more(missed - 1)}))
 
-    async def _foreign(self, peer: Peer, patience: trio.CancelScope) -> Refused | None:
+    async def _foreign(self, peer: Peer, until: float, patience: trio.CancelScope) -> Refused | None:
         """The refusal of a process that is in no pod of the vGPU's claim. A pod may have got the claim lately: its
-        process waits until the claim names it, for ``PODS_S``."""
+        process waits until the claim names it, or it is ``until``."""
         assert self._vgpu is not None
         place = _place_of(peer.process)
         if place.pod and is_foreign(place, self._vgpu):
-            patience.deadline = trio.current_time() + PODS_S + ATTACH_S
+            patience.deadline = until + ATTACH_S
             self._awaited[place.pod] += 1
             try:
                 await self._tell_awaited()
-                with trio.move_on_after(PODS_S):
+                with trio.move_on_at(until):
                     while is_foreign(place, self._vgpu):
                         await self._described.wait()
             finally:
@@ -430,15 +431,19 @@ class Broker:
             await self._tell_awaited()
         return foreign(place, self._vgpu) if is_foreign(place, self._vgpu) else None
 
-    async def _be_resumed(self, patience: trio.CancelScope) -> None:
-        """A new process waits until the server has resumed the vGPU, for ``RESUME_S``."""
-        patience.deadline = trio.current_time() + RESUME_S + ATTACH_S
+    async def _be_resumed(self, peer: Peer, until: float, patience: trio.CancelScope) -> None:
+        """A new process waits until the server has resumed the vGPU, or it is ``until``. A process that has ended
+        resumes nothing."""
+        if not is_running(peer.process):
+            return
+        patience.deadline = until + ATTACH_S
         self._starting += 1
         try:
             await self._tell(Starting(processes=self._starting))
-            with trio.move_on_after(RESUME_S):
-                while self._vgpu is not None and self._vgpu.suspended:
-                    await self._described.wait()
+            with trio.move_on_at(until):
+                while self._vgpu is not None and self._vgpu.suspended and is_running(peer.process):
+                    with trio.move_on_after(RUNS_S):
+                        await self._described.wait()
         finally:
             self._starting -= 1
         await self._tell(Starting(processes=self._starting))
@@ -457,15 +462,16 @@ class Broker:
             raise
         assert self._vgpu is not None
         assert self._pages is not None
+        until = trio.current_time() + WAIT_S
         if mounted and peer.process.start_time and not self._admissions.knows(peer.process):
-            refused = await self._foreign(peer, patience)
+            refused = await self._foreign(peer, until, patience)
             if refused is not None:
                 await stream.send(refused.model_dump())
                 await self._report_closed(peer.process.pid, peer.uid, refused.error, foreign=True)
                 return
         decision = await self._decide(attach, peer, self._vgpu, mounted=mounted)
         if isinstance(decision, Asleep) and self._vgpu.wakes:
-            await self._be_resumed(patience)
+            await self._be_resumed(peer, until, patience)
             decision = await self._decide(attach, peer, self._vgpu, mounted=mounted)
         if isinstance(decision, Refused):
             await stream.send(decision.model_dump())

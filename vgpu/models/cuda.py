@@ -179,7 +179,7 @@ class Mapping:
     """Physical memory at an address of this process. It is unmapped by ``close``, or with the last reference."""
 
     def __init__(self, card: Card, handle: int, size: int) -> None:
-        """The handle stays the caller's, who may release it at once."""
+        """The caller keeps the handle, and may release it at once."""
         self.card, self.size, self._mapped = card, size, False
         address = c_uint64()
         card.call("cuMemAddressReserve", byref(address), size, 0, 0, 0)

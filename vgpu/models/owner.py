@@ -1,7 +1,7 @@
 """The owner of a model: it loads the files into one allocation, and gives replicas the handle of it.
 
 It allocates nothing else, and computes nothing. The replicas keep the memory if the owner ends; a later replica gets an
-error. Where the driver has no read-only access, the owner looks at the bytes again once in a while.
+error. Where the driver has no read-only access, the owner compares the bytes with their hashes once a minute.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -24,18 +25,20 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.files import exclusive
 from vgpu.models import hashes, places
 from vgpu.models.cuda import READ, READ_WRITE, Card, Mapping
-from vgpu.models.safetensors import Stored, damaged, read_headers
+from vgpu.models.safetensors import Stored, damaged, read_headers, unreadable
 from vgpu.models.table import Placed, Table, check_name, placed
-from vgpu.protocol.codec import MAX_CONTROL_BYTES, Message
+from vgpu.protocol.codec import MAX_ANSWER_BYTES, MAX_CONTROL_BYTES, Message, encode
 from vgpu.protocol.peer import peer_of
-from vgpu.protocol.stream import LINK_ENDED, MessageStream, listen, serve_links
+from vgpu.protocol.stream import LINK_ENDED, MessageStream, check_length, listen, serve_links
 from vgpu.units import format_bytes
 
 MOST_REPLICAS: Final = 256
+SPARE_LINKS: Final = 16
+"""For those that ask for the status, and those that are refused."""
 ASK_S: Final = 10.0
 """How long a peer may take to ask."""
 CHECK_S: Final = 60.0
-"""Between two looks at the bytes, where replicas can write."""
+"""Between two comparisons of the bytes, where replicas can write."""
 _READABLE: Final = mmap.PROT_READ | mmap.PROT_WRITE
 Say = Callable[[str], None]
 
@@ -50,15 +53,24 @@ def serve(name: str, files: Sequence[Path], say: Say, check_s: float = CHECK_S) 
             f"vgpuctl run --sm 1 --mem SIZE -- vgpuctl models serve {name} FILE...",
         )
     place = places.private_folder()
+    socket = places.socket_of(place, name)
+    check_length(socket)
     taken = VgpuError(
         ErrorCode.EXISTS, f"another process serves the model {name}", "vgpuctl models ls; choose another name"
     )
-    with exclusive(places.lock_of(place, name), taken) as lock:
-        lock.truncate()
-        lock.write(f"{os.getpid()}\n".encode())
-        lock.flush()
-        owner = Owner(name, read_headers(files))
-        trio.run(owner.run, places.socket_of(place, name), say, check_s)
+    try:
+        with exclusive(places.lock_of(place, name), taken) as lock:
+            lock.truncate()
+            lock.write(f"{os.getpid()}\n".encode())
+            lock.flush()
+            owner = Owner(name, read_headers(files))
+            trio.run(owner.run, socket, say, check_s)
+    except OSError as error:
+        raise VgpuError(
+            ErrorCode.UNAVAILABLE,
+            f"cannot serve the model {name} in {place}: {error.strerror or error}",
+            f"set {places.FOLDER} to a directory of your own",
+        ) from error
 
 
 class Owner:
@@ -68,6 +80,9 @@ class Owner:
         self.card = Card()
         self.card.enter()
         rows, total = placed(tensors, self.card.granularity)
+        vgpu_id = os.environ.get("VGPU_ID", "")
+        self.table = Table(name, vgpu_id, os.getpid(), self.card.uuid, total, read_only=False, tensors=rows)
+        check_size(self.table)
         handle = self.card.create(total)
         if handle is None:
             raise too_little(name, total, self.card)
@@ -77,9 +92,9 @@ class Owner:
         read_only = can_be_read_only(self.card, handle, total)
         rows = tuple(copied(self.card, self.mapping.address, tensors, rows, hashed=not read_only))
         self.mapping.allow(READ)
-        vgpu_id = os.environ.get("VGPU_ID", "")
-        self.table = Table(name, vgpu_id, os.getpid(), self.card.uuid, total, read_only, rows)
-        self.descriptor = self.card.exported(handle)
+        self.table = replace(self.table, read_only=read_only, tensors=rows)
+        self.descriptor, self._handle = self.card.exported(handle), handle
+        self._ends = threading.Event()
         self.replicas: dict[MessageStream, int] = {}
         """The pid of each."""
         self.changed: list[str] = []
@@ -88,9 +103,12 @@ class Owner:
     async def run(self, socket: Path, say: Say, check_s: float) -> None:
         table = self.table
         listener = listen(socket, mode=0o600)
+        lent = True
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(partial(serve_links, listener, self._serve, complain(say), most=MOST_REPLICAS))
+                nursery.start_soon(
+                    partial(serve_links, listener, self._serve, complain(say), most=MOST_REPLICAS + SPARE_LINKS)
+                )
                 if not table.read_only:
                     say("the driver refuses read-only access: a replica can change the weights, and a hash shows that")
                     nursery.start_soon(self._watch, say, check_s)
@@ -100,10 +118,20 @@ class Owner:
                 )
                 with trio.open_signal_receiver(SIGTERM, SIGINT) as signals:
                     async for _ in signals:
+                        lent = bool(self.replicas)
+                        self._ends.set()
                         nursery.cancel_scope.cancel()
                         break
         finally:
             socket.unlink(missing_ok=True)  # noqa: ASYNC240 - the process ends
+        if not lent:
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """No replica has the memory. The vGPU is not charged any more, whatever else this user's programs share."""
+        self.mapping.close()
+        os.close(self.descriptor)
+        self.card.result("cuMemRelease", self._handle)
 
     def summary(self) -> Message:
         """For ``vgpuctl models ls``."""
@@ -136,6 +164,9 @@ class Owner:
                 elif self.changed:
                     text = f"a replica has changed the weights of {self.table.name}: {self.changed[0]}"
                     await link.send(refusal(ErrorCode.UNAVAILABLE, text, "start the owner again"))
+                elif len(self.replicas) >= MOST_REPLICAS:
+                    text = f"the model {self.table.name} has {MOST_REPLICAS} replicas, the most of one owner"
+                    await link.send(refusal(ErrorCode.UNAVAILABLE, text, "end a replica, or start another owner"))
                 else:
                     await self._lend(link, peer.process.pid)
 
@@ -152,7 +183,9 @@ class Owner:
     async def _watch(self, say: Say, check_s: float) -> None:
         while not self.changed:
             await trio.sleep(check_s)
-            self.changed = await trio.to_thread.run_sync(hashes.changed, self.mapping, self.table.tensors)
+            self.changed = await trio.to_thread.run_sync(
+                hashes.changed, self.mapping, self.table.tensors, self._ends.is_set
+            )
         say(f"a replica has changed the weights: {', '.join(self.changed[:5])}; new replicas are refused")
 
 
@@ -174,6 +207,20 @@ def too_little(name: str, total: int, card: Card) -> VgpuError:
     )
 
 
+def check_size(table: Table) -> None:
+    """``VgpuError`` (invalid): its message with all digests would be longer than a replica takes."""
+    digest = bytes(hashes.DIGEST_BYTES)
+    tensors = tuple(replace(tensor, digest=digest) for tensor in table.tensors)
+    try:
+        encode(replace(table, tensors=tensors).message(), MAX_ANSWER_BYTES)
+    except ValueError as error:
+        raise VgpuError(
+            ErrorCode.INVALID,
+            f"{table.name} has {len(tensors)} tensors, too many for one answer to a replica: {error}",
+            "serve the files under several names",
+        ) from error
+
+
 def can_be_read_only(card: Card, handle: int, size: int) -> bool:
     """Whether the driver maps it so that a replica cannot write."""
     probe = Mapping(card, handle, size)
@@ -188,15 +235,27 @@ def copied(
 ) -> Iterable[Placed]:
     """Copy the files' tensors to their places. ``hashed``: with their digests."""
     for path, group in groupby(zip(tensors, rows, strict=True), key=lambda pair: pair[0].path):
-        # Private and writable, since ctypes gives no address of a read-only buffer. Nothing is written.
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, _READABLE) as content:
+        with content_of(path) as content:
             for tensor, row in group:
                 if tensor.begin + tensor.size_bytes > len(content):
                     raise damaged(path, "it has become shorter")
                 digest = b""
                 if tensor.size_bytes:
                     source = (ctypes.c_char * tensor.size_bytes).from_buffer(content, tensor.begin)
-                    card.copy_in(address + row.offset, ctypes.addressof(source), tensor.size_bytes)
-                    digest = hashes.digest(source) if hashed else b""
-                    del source
+                    try:
+                        card.copy_in(address + row.offset, ctypes.addressof(source), tensor.size_bytes)
+                        digest = hashes.digest(source) if hashed else b""
+                    finally:
+                        del source  # a mapping with views of it cannot be closed
                 yield replace(row, digest=digest)
+
+
+def content_of(path: Path) -> mmap.mmap:
+    """Private and writable, since ctypes gives no address of a read-only buffer. Nothing is written."""
+    try:
+        with path.open("rb") as file:
+            return mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, _READABLE)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    except ValueError as error:
+        raise damaged(path, "it has become empty") from error

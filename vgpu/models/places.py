@@ -1,4 +1,4 @@
-"""Where the owners of a user's models listen: a folder that no other user can enter."""
+"""Where the owners of a user's models listen: a folder in which no other user can write."""
 
 from __future__ import annotations
 

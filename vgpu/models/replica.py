@@ -81,7 +81,6 @@ def open_model(name: str, timeout_s: float = WAIT_S) -> Model:
         if len(descriptors) != 1:
             raise ProtocolError(f"the owner of the model sent {len(descriptors)} handles")
         mapping, read_only = imported(Card.of(table.gpu_uuid, name), table, descriptors[0])
-        link.sendall(encode({"op": "mapped", "read_only": read_only}))
     except BaseException:
         link.close()
         raise
@@ -104,12 +103,21 @@ def connected(name: str, timeout_s: float) -> socket.socket:
     until = time.monotonic() + timeout_s
     while True:
         link = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        link.setblocking(False)  # an owner that stands still accepts nothing, and its queue may be full
         try:
             link.connect(str(path))
-        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError) as error:
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError, BlockingIOError) as error:
             link.close()
             if time.monotonic() >= until:
-                raise nothing_serves(name, path, timeout_s) from error
+                raise (
+                    VgpuError(
+                        ErrorCode.TIMEOUT,
+                        f"the owner of the model {name} accepted no connection within {timeout_s:g} s",
+                        "vgpuctl models ls; vgpuctl resume, if its vGPU is suspended",
+                    )
+                    if isinstance(error, BlockingIOError)
+                    else nothing_serves(name, path, timeout_s)
+                ) from error
             time.sleep(_LOOK_S)
             continue
         except OSError as error:

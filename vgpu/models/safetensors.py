@@ -68,9 +68,7 @@ def read_header(path: Path) -> list[Stored]:
                 raise damaged(path, f"its header would have {length} bytes, and the file has {file_bytes}")
             text = file.read(length)
     except OSError as error:
-        raise VgpuError(
-            ErrorCode.INVALID, f"cannot read {path}: {error.strerror or error}", "name a safetensors file"
-        ) from error
+        raise unreadable(path, error) from error
     try:
         header = json.loads(text, object_pairs_hook=_without_repetition)
     except (ValueError, RecursionError) as error:
@@ -81,6 +79,10 @@ def read_header(path: Path) -> list[Stored]:
     start = LENGTH_BYTES + length
     tensors = [_tensor(path, name, entry, start) for name, entry in header.items()]
     return _without_gaps(path, sorted(tensors, key=lambda tensor: (tensor.begin, tensor.size_bytes)), start, file_bytes)
+
+
+def unreadable(path: Path, error: OSError) -> VgpuError:
+    return VgpuError(ErrorCode.INVALID, f"cannot read {path}: {error.strerror or error}", "name a safetensors file")
 
 
 def damaged(path: Path, reason: str) -> VgpuError:

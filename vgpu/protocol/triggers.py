@@ -6,6 +6,7 @@ This module imports no pydantic, so a small client need not wait for that.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from datetime import datetime, timedelta
 from typing import Final
@@ -18,16 +19,17 @@ TCP: Final = "tcp:"
 OFF: Final = "off"
 MOST_TRIGGERS: Final = 16
 LAST_PORT: Final = 65535
+_PORT: Final = re.compile(r"[1-9][0-9]{0,4}")
 
 
 def canonical(text: str) -> str:
-    """``text`` as everybody writes it; ``ValueError`` if it is no trigger."""
+    """``text`` in the one form that requests and the journal have; ``ValueError`` if it is no trigger."""
     said = text.strip().lower()
     if said == CALL:
         return said
     number = said.removeprefix(TCP)
-    if number != said and number.isascii() and number.isdigit() and 0 < int(number[:6]) <= LAST_PORT:
-        return f"{TCP}{int(number)}"
+    if number != said and _PORT.fullmatch(number) and int(number) <= LAST_PORT:
+        return said
     raise ValueError(f"{cleaned(text, 40)!r} is no trigger: write call, or tcp: and a port, as in tcp:8000")
 
 

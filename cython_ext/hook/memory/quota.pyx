@@ -21,7 +21,7 @@ from cython_ext.pages.layout cimport (
 )
 from cython_ext.logic.memory.ledger cimport (
     LEDGER_OK, LEDGER_REFUSED, ledger_commit, ledger_lock, ledger_prefetch, ledger_reserve, ledger_unlock, slot_bytes,
-    slot_cancel, slot_commit, slot_refused, slot_release, slot_reserve,
+    slot_cancel, slot_commit, slot_refused, slot_release, slot_reserve, slot_share,
 )
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.logic.memory.pools cimport PoolDue
@@ -256,6 +256,13 @@ cdef public void vgpu_release(Gate* gate, uint32_t kind, uint64_t size) noexcept
     cdef uint64_t place = open_ledger(gate) if size else 0
     if place:
         close_ledger(place, slot_release(page_at(place), slot_at(place), kind, size))
+
+
+cdef public void vgpu_share(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
+    """Memory that was charged as ``kind`` is another process's, too, from now on. The charge stays as it is."""
+    cdef uint64_t place = open_ledger(gate) if size else 0
+    if place:
+        close_ledger(place, slot_share(page_at(place), slot_at(place), kind, size))
 
 
 # --- what the program sees

@@ -13,7 +13,7 @@ from libc.stdint cimport uint32_t, uint64_t
 from cython_ext.hook.generated.driver cimport (
     real_cuMemGetAllocationPropertiesFromHandle, real_cuMemImportFromShareableHandle,
 )
-from cython_ext.hook.hook cimport vgpu_charge, vgpu_commit, vgpu_release
+from cython_ext.hook.hook cimport vgpu_release, vgpu_share
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, KIND_IMPORTED, attached, state
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert
 from cython_ext.logic.memory.physical cimport LOCATION_DEVICE, Properties
@@ -21,13 +21,6 @@ from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES, pieces_for
 from cython_ext.native cimport store32
 from cython_ext.pages.layout cimport KIND_SHARED, KIND_VMM
-
-
-cdef public void vgpu_share(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil:
-    """Memory that was charged as ``kind`` is another process's, too, from now on."""
-    vgpu_charge(gate, size)
-    vgpu_commit(gate, KIND_SHARED, size)
-    vgpu_release(gate, kind, size)
 
 
 cdef public void vgpu_exported(uint64_t handle) noexcept nogil:

@@ -175,6 +175,17 @@ cdef inline int slot_release(ActivityPage* page, Slot* slot, uint32_t kind, uint
     return LEDGER_OK
 
 
+cdef inline int slot_share(ActivityPage* page, Slot* slot, uint32_t kind, uint64_t size_bytes) noexcept nogil:
+    """What was committed as ``kind`` is of KIND_SHARED from now on. In between it is reserved, so the sum stays, also
+    if the process is killed there."""
+    if kind == KIND_SHARED or slot.committed_bytes[kind] < size_bytes:
+        return LEDGER_REFUSED
+    ledger_turn(
+        page, slot, kind, add_bytes(slot.reserved_bytes, size_bytes), slot.committed_bytes[kind] - size_bytes
+    )
+    return slot_commit(page, slot, KIND_SHARED, size_bytes)
+
+
 # --- whole operations
 
 cdef inline int ledger_reserve(
@@ -220,6 +231,15 @@ cdef inline int ledger_release(
     if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page, name):
         return LEDGER_BROKEN
     return ledger_unlock(page, name, slot_release(page, &page.slots[slot_index], kind, size_bytes))
+
+
+cdef inline int ledger_share(
+    ActivityPage* page, uint32_t name, uint32_t slot_index, uint32_t kind, uint64_t size_bytes
+) noexcept nogil:
+    """What was committed as ``kind`` is other processes', too, from now on."""
+    if slot_index >= MAX_PROCESSES or kind >= MEMORY_KINDS or not ledger_lock(page, name):
+        return LEDGER_BROKEN
+    return ledger_unlock(page, name, slot_share(page, &page.slots[slot_index], kind, size_bytes))
 
 
 cdef inline int ledger_reap(

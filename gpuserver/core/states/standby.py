@@ -1,9 +1,10 @@
-"""Standby: a suspended vGPU that waits for a trigger, and when that resumes it. Pure.
+"""When a suspended vGPU that waits for triggers is resumed, and why. Pure.
 
-A person suspends the vGPU, and names its triggers: a CUDA call of one of its programs, a connection to a port, a time.
-The first of them that is so resumes it. Each is a level, not an edge: a thread that waits in a call waits on, a
-connection that was not there before is there until one of its ends closes it, a time stays past. So neither a restart
-of the server nor a failed attempt loses a trigger.
+A trigger is a CUDA call of one of its programs, a connection to a port, or a time. The request that suspends the vGPU
+names the triggers; for an idle-suspended vGPU its specification names the ports. The first trigger resumes the vGPU.
+Each is a level, not an edge: a thread that waits in a call waits on, a connection that was not there before is there
+until one of its ends closes it, a time stays past. So neither a restart of the server nor a failed attempt loses a
+trigger.
 
 Where a call or a connection is a trigger, so is a program that starts: its first call waits to be let in. So is a
 program that ends: its last calls of the driver would wait for ever.
@@ -40,7 +41,7 @@ class Standby:
     triggers: tuple[str, ...] = ()
     at_unix_s: float | None = None
     known: tuple[int, ...] = ()
-    """The connections to its ports that were there when it was suspended (``sockets.Connection.mark``)."""
+    """The connections to its ports that were there when it was suspended (``sockets.Socket.mark``)."""
 
     @property
     def ports(self) -> tuple[int, ...]:

@@ -120,16 +120,15 @@ class IdleSuspension:
 
     async def _move(self, vgpu: Vgpu, watch: Watch) -> None:
         async with vgpu.lifecycle_lock:
-            if vgpu.removed.is_set():
-                return
-            now_ns = time.monotonic_ns()
-            self._count(vgpu, watch, now_ns)  # it may have been used since
-            step = decide(self._idle_state(vgpu, watch), now_ns)
-            if step is Step.STAY:
-                return
             try:
+                step = self._step(vgpu, watch)
                 if step is Step.SUSPEND:
-                    await self._suspension.suspend_idle(vgpu, await self._triggers.when_idle(vgpu))
+                    standby = await self._triggers.when_idle(vgpu)
+                    step = self._step(vgpu, watch)  # it may have been used since
+                if step is Step.STAY:
+                    return
+                if step is Step.SUSPEND:
+                    await self._suspension.suspend_idle(vgpu, standby)
                 else:
                     await self._suspension.bring_back(vgpu, self._cause(vgpu))
             except VgpuError as error:
@@ -140,6 +139,13 @@ class IdleSuspension:
             watch.failures, vgpu.suspend_error = 0, ""
             # The last report was the end of its work. A want that has come since is still set.
             watch.used_ns = watch.dozed_ns = time.monotonic_ns()
+
+    def _step(self, vgpu: Vgpu, watch: Watch) -> Step:
+        if vgpu.removed.is_set():
+            return Step.STAY
+        now_ns = time.monotonic_ns()
+        self._count(vgpu, watch, now_ns)
+        return decide(self._idle_state(vgpu, watch), now_ns)
 
     def _record(self, vgpu: Vgpu, reason: str) -> None:
         """Once for each reason: it is tried again and again."""

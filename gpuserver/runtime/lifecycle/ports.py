@@ -1,8 +1,9 @@
 """Which TCP ports the processes of a vGPU listen on, and which connections they have, by /proc.
 
-The processes of a vGPU are those that its broker has admitted, and those of its users that name it in VGPU_ID: a model
-server often listens in one process and computes in another. What a process says there makes only its own ports the
-vGPU's. Containers have network namespaces of their own, so each table is read through a process that is in it.
+The processes of a vGPU are those that its broker has admitted, and those that name it in VGPU_ID and that the broker
+would admit: a model server often listens in one process and computes in another. What a process says there makes only
+its own ports the vGPU's. Containers have network namespaces of their own, so each table is read through a process that
+is in it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from gpuserver.core.admission.registry import Owner
 from gpuserver.core.observe.sockets import Socket, accepted, connections, listening, parse
 from gpuserver.core.states.standby import marks
 from gpuserver.runtime.memory.unmanaged import named_in
 from vgpu.errors import ErrorCode, VgpuError
 from vgpu.identity import Process
 from vgpu.paths import NodePaths
-from vgpu.protocol.peer import start_time
+from vgpu.protocol.peer import is_alive
 from vgpu.protocol.triggers import CALL, TCP
 
 MOST_LISTED: Final = 12
@@ -47,13 +49,13 @@ Tables = Mapping[int, list[Socket]]
 """The sockets of network namespaces."""
 
 
-def survey(vgpu_id: str, programs: Iterable[Process], paths: NodePaths, owners: Mapping[str, int]) -> SocketOwners:
-    """``owners``: vGPU → its sole user. Reads other processes' memory, so it may wait: not for an event loop."""
+def survey(vgpu_id: str, programs: Iterable[Process], paths: NodePaths, owner: Owner) -> SocketOwners:
+    """``owner``: of the vGPU. Reads other processes' memory, so it may wait: not for an event loop."""
     spaces: dict[int, int] = {}
     holders: dict[int, int] = {}
     hidden = False
-    inside = [one.pid for one in programs if _is(one)]
-    for pid in [*inside, *_named(vgpu_id, inside, paths, owners)]:
+    inside = [one.pid for one in programs if is_alive(one)]
+    for pid in [*inside, *_named(vgpu_id, inside, paths, owner)]:
         try:
             space = space_of(pid)
             inodes = sockets_of(pid)
@@ -68,17 +70,30 @@ def survey(vgpu_id: str, programs: Iterable[Process], paths: NodePaths, owners: 
     return SocketOwners(spaces, holders, hidden)
 
 
-def _is(process: Process) -> bool:
-    with suppress(ProcessLookupError):
-        return start_time(process.pid) == process.start_time
-    return False
-
-
-def _named(vgpu_id: str, inside: Iterable[int], paths: NodePaths, owners: Mapping[str, int]) -> list[int]:
-    """The other processes that name the vGPU."""
+def _named(vgpu_id: str, inside: Iterable[int], paths: NodePaths, owner: Owner) -> list[int]:
+    """The other processes that name the vGPU, and may attach to it."""
     besides = {*inside, os.getpid()}
     every = sorted(int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit())
-    return [pid for pid in every if pid not in besides and named_in(pid, paths, owners) == vgpu_id]
+    return [
+        pid for pid in every if pid not in besides and may_attach(pid, owner) and named_in(pid, paths, {}) == vgpu_id
+    ]
+
+
+def may_attach(pid: int, owner: Owner) -> bool:
+    """By the rule of the vGPU's broker (``vgpu.broker.core.may_attach``), without a mount. Unlike the environment, what
+    is read here waits for no lock of the process."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_bytes()
+    except OSError:  # it has ended
+        return False
+    if _ids(status, b"Uid")[1] in {0, owner.uid}:
+        return True
+    return owner.share_gid in {_ids(status, b"Gid")[1], *_ids(status, b"Groups")}
+
+
+def _ids(status: bytes, name: bytes) -> list[int]:
+    """A line of ``/proc/PID/status``; of users and groups, the second id is the effective one."""
+    return [int(number) for number in status.partition(b"\n" + name + b":")[2].partition(b"\n")[0].split()]
 
 
 def space_of(pid: int) -> int:

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 import trio
 
-from gpuserver.core.observe.sockets import arrived, connections
+from gpuserver.core.observe.sockets import arrived
 from gpuserver.core.states.standby import NO_STANDBY, Seen, Standby, cause_of, decide
 from gpuserver.runtime.lifecycle.ports import (
     SocketOwners,
@@ -25,9 +26,9 @@ from gpuserver.runtime.lifecycle.ports import (
     count_accepted,
     known_marks,
     read_tables,
-    survey,
     unheard,
 )
+from gpuserver.runtime.lifecycle.surveys import Surveys
 from gpuserver.runtime.lifecycle.suspension import Suspension, reason_of
 from gpuserver.runtime.state import GpuState
 from gpuserver.runtime.vgpus import Vgpu
@@ -49,13 +50,20 @@ whether that names the vGPU."""
 
 @dataclass(slots=True)
 class Watch:
-    """Of a vGPU that waits for a trigger."""
+    """Of a vGPU that waits for a trigger. ``known``: connections that are no trigger. ``doubted``: new ones, which were
+    made to no socket of the last survey; if the next one has none either, they are another program's. ``unread``:
+    namespaces whose tables are to be read, whatever their counters say."""
 
     standby: Standby
     known: frozenset[int]
+    doubted: frozenset[int] = frozenset()
+    unread: frozenset[int] = frozenset()
     seen: SocketOwners | None = None
+    surveys: bool = False
     surveyed_at: float = float("-inf")
     scanned_at: float = float("-inf")
+    failure: str = ""
+    """Of the last survey."""
     failures: int = 0
     tried_ns: int = 0
 
@@ -77,8 +85,10 @@ class Triggers:
     def __init__(self, state: GpuState, suspension: Suspension) -> None:
         self._state = state
         self._suspension = suspension
+        self._surveys = Surveys(state)
         self._watches: dict[Vgpu, Watch] = {}
         self._spaces: dict[int, Space] = {}
+        self._changing: set[Vgpu] = set()
 
     # --- a request
 
@@ -92,7 +102,7 @@ class Triggers:
             raise VgpuError(ErrorCode.INVALID, "the time of --resume-at is past", "write a time to come, or: 90m")
         known: tuple[int, ...] = ()
         if ports := ports_of(asked.resume_on):
-            seen, tables = await self._survey(vgpu)
+            seen, tables = await self._surveys.of(vgpu)
             check_heard(vgpu_id, seen, tables, ports)
             known = known_marks(tables, ports)
         return Standby(asked.resume_on, at_unix_s, known)
@@ -102,27 +112,19 @@ class Triggers:
         ports = ports_of(triggers := vgpu.record.spec.resume_on)
         if not ports:
             return NO_STANDBY
-        _, tables = await self._survey(vgpu)
+        _, tables = await self._surveys.of(vgpu)
         return Standby(triggers, known=known_marks(tables, ports))
-
-    async def _survey(self, vgpu: Vgpu) -> tuple[SocketOwners, Tables]:
-        record = vgpu.record
-        owners = {record.vgpu_id: record.owner.uid} if record.owner.share_gid < 0 and not vgpu.mountable else {}
-        paths, programs = self._state.settings.paths, vgpu.programs
-
-        def read() -> tuple[SocketOwners, Tables]:
-            found = survey(record.vgpu_id, programs, paths, owners)
-            return found, read_tables(found.spaces)
-
-        return await trio.to_thread.run_sync(read)
 
     # --- looking
 
     async def run(self) -> None:
         while True:
-            for vgpu in list(self._state.vgpus.values()):
-                if vgpu.idle_suspended and vgpu.standby.triggers != vgpu.record.spec.resume_on:  # it was changed
-                    vgpu.standby = await self.when_idle(vgpu)
+            vgpus = list(self._state.vgpus.values())
+            self._surveys.keep(vgpus)
+            for vgpu in vgpus:
+                if is_changed(vgpu) and vgpu not in self._changing:
+                    self._changing.add(vgpu)
+                    self._state.nursery.start_soon(self._change, vgpu)
             watched = [vgpu for vgpu in self._state.vgpus.values() if waits(vgpu)]
             self._watches = {vgpu: self._watch(vgpu) for vgpu in watched}
             with_ports = [vgpu for vgpu in watched if vgpu.standby.ports]
@@ -131,10 +133,23 @@ class Triggers:
                 self._check(vgpu)
             await trio.sleep(LOOK_S if watched else NEWS_S)
 
+    async def _change(self, vgpu: Vgpu) -> None:
+        """To the triggers that an idle-suspended vGPU has by now. If a survey fails, the next round tries again."""
+        before = vgpu.standby
+        with suppress(VgpuError):
+            standby = await self.when_idle(vgpu)
+            if is_changed(vgpu) and vgpu.standby is before:  # a person may have suspended it meanwhile
+                vgpu.standby = standby
+        self._changing.discard(vgpu)
+
+    def _holds(self, vgpu: Vgpu, watch: Watch) -> bool:
+        """Whether the vGPU still waits for what the watch is about. It may have been resumed during an await."""
+        return self._watches.get(vgpu) is watch and waits(vgpu) and vgpu.standby is watch.standby
+
     def _watch(self, vgpu: Vgpu) -> Watch:
         """As long as it waits for the same."""
         watch = self._watches.get(vgpu)
-        if watch is None or watch.standby != vgpu.standby:
+        if watch is None or watch.standby is not vgpu.standby:
             vgpu.connected_port, vgpu.unheard_ports = 0, ()
             return Watch(vgpu.standby, frozenset(vgpu.standby.known))
         return watch
@@ -144,8 +159,9 @@ class Triggers:
         for vgpu in vgpus:
             watch = self._watches[vgpu]
             pause_s = SURVEY_S if watch.seen is None else UNHEARD_S if vgpu.unheard_ports else math.inf
-            if now >= watch.surveyed_at + pause_s:
-                await self._look_anew(vgpu, watch)
+            if not watch.surveys and now >= watch.surveyed_at + pause_s:
+                watch.surveys = True
+                self._state.nursery.start_soon(self._look_anew, vgpu, watch)
         counts: dict[int, int | None] = {}
         spaces: dict[int, int] = {}
         for vgpu in vgpus:
@@ -159,13 +175,14 @@ class Triggers:
         for space in spaces:
             self._spaces[space] = Space(counts[space], began + took / SCAN_RATIO)
         for vgpu in vgpus:
-            self._judge(vgpu, self._watches[vgpu], tables)
+            if self._holds(vgpu, self._watches[vgpu]):
+                self._judge(vgpu, self._watches[vgpu], tables)
         used = {space for watch in self._watches.values() if watch.seen is not None for space in watch.seen.spaces}
         self._spaces = {space: known for space, known in self._spaces.items() if space in used}
 
     def _changed(self, vgpu: Vgpu, watch: Watch, counts: dict[int, int | None]) -> dict[int, int]:
         """The namespaces of a vGPU whose tables are to be read. ``counts``: of namespaces that were read already."""
-        if watch.seen is None:
+        if watch.seen is None or watch.surveys:
             return {}
         now, found = trio.current_time(), {}
         again = vgpu.connected_port and now >= watch.scanned_at + SURVEY_S
@@ -180,27 +197,46 @@ class Triggers:
                 watch.seen = None
                 return {}
             count = counts[space]
-            if again or count is None or count != known.accepted:
+            if again or space in watch.unread or count is None or count != known.accepted:
                 found[space] = pid
         return found
 
     async def _look_anew(self, vgpu: Vgpu, watch: Watch) -> None:
-        watch.surveyed_at = trio.current_time()
-        watch.seen, tables = await self._survey(vgpu)
-        vgpu.unheard_ports = () if watch.seen.hidden else unheard(watch.seen, tables, watch.standby.ports)
-        self._note(vgpu, watch, watch.seen, tables)
-        if not vgpu.connected_port:  # what is new was made to a socket of another program
-            watch.known = frozenset(known_marks(tables, watch.standby.ports))
+        """In a task of its own, since a survey may take long. The tables are read again afterwards: what came during
+        the survey is in none of its own."""
+        found, failure = None, ""
+        try:
+            found = await self._surveys.of(vgpu)
+        except VgpuError as error:
+            failure = error.message
+        watch.surveys, watch.surveyed_at = False, trio.current_time()
+        if not self._holds(vgpu, watch):
+            return
+        if vgpu.suspend_error in {"", watch.failure}:
+            vgpu.suspend_error = failure
+        watch.failure = failure
+        if found is not None:
+            watch.seen = found[0]
+        watch.unread = frozenset(watch.seen.spaces) if watch.seen is not None else frozenset()
+        if found is None:
+            return
+        seen, tables = found
+        vgpu.unheard_ports = () if seen.hidden else unheard(seen, tables, watch.standby.ports)
+        self._note(vgpu, watch, seen, tables)
+        if not vgpu.connected_port:
+            watch.known |= watch.doubted & frozenset(known_marks(tables, watch.standby.ports))
+        watch.doubted = frozenset()
 
     def _judge(self, vgpu: Vgpu, watch: Watch, tables: Tables) -> None:
         seen, ports = watch.seen, watch.standby.ports
-        if seen is None or not (seen.spaces.keys() & tables.keys()):
+        if seen is None or watch.surveys or not (seen.spaces.keys() & tables.keys()):
             return
-        own = [sockets for space, sockets in tables.items() if space in seen.spaces]
-        fresh = any(one.mark not in watch.known for sockets in own for one in connections(sockets, ports))
+        own = {space: sockets for space, sockets in tables.items() if space in seen.spaces}
+        watch.unread -= own.keys()
         self._note(vgpu, watch, seen, tables)
-        if fresh and not vgpu.connected_port:  # a program may have begun to listen since
-            watch.seen = None
+        doubted = frozenset(known_marks(own, ports)) - watch.known
+        if doubted and not vgpu.connected_port:  # a program may have begun to listen since
+            watch.seen, watch.doubted = None, doubted
 
     def _note(self, vgpu: Vgpu, watch: Watch, seen: SocketOwners, tables: Tables) -> None:
         port, ports = self._arrived(watch, seen, tables), watch.standby.ports
@@ -233,6 +269,8 @@ class Triggers:
 
     def _check(self, vgpu: Vgpu) -> None:
         watch = self._watches[vgpu]
+        if not self._holds(vgpu, watch):
+            return
         known = vgpu.link is not None and vgpu.activity is not None
         if not known or vgpu.idle_suspended or vgpu.lifecycle_lock.locked():
             return
@@ -244,7 +282,7 @@ class Triggers:
 
     async def _resume(self, vgpu: Vgpu, watch: Watch) -> None:
         async with vgpu.lifecycle_lock:
-            if not waits(vgpu) or vgpu.idle_suspended or vgpu.standby != watch.standby:
+            if not waits(vgpu) or vgpu.idle_suspended or vgpu.standby is not watch.standby:
                 return
             cause = decide(vgpu.standby, self._seen(vgpu, watch), time.monotonic_ns())
             if cause is None:
@@ -264,3 +302,9 @@ def waits(vgpu: Vgpu) -> bool:
     """It is suspended, and has triggers that this server sees to."""
     gone = vgpu.removed.is_set() or vgpu.passage.leaving is not None
     return vgpu.quiesced and vgpu.standby != NO_STANDBY and not gone
+
+
+def is_changed(vgpu: Vgpu) -> bool:
+    """It is idle-suspended, and its triggers are no more those that it waits for."""
+    asleep = bool(vgpu.idle_suspended) and not vgpu.lifecycle_lock.locked()
+    return asleep and vgpu.standby.triggers != vgpu.record.spec.resume_on

@@ -93,6 +93,14 @@ class LedgerTwin(RuleBasedStateMachine):
         if owns:
             self.committed[slot, kind] -= size
 
+    @rule(slot=slots, kind=kinds, size=sizes)
+    def share(self, slot: int, kind: int, size: int) -> None:
+        owns = kind != SHARED and size <= self.committed[slot, kind]
+        assert self.page.share(slot, kind, size) == (native.LEDGER_OK if owns else native.LEDGER_REFUSED)
+        if owns:
+            self.committed[slot, kind] -= size
+            self.committed[slot, SHARED] += size
+
     @rule(slot=slots)
     def die(self, slot: int) -> None:
         self.page.set_state(slot, SLOT_DEAD)
@@ -157,6 +165,7 @@ def test_a_slot_or_kind_that_does_not_exist_changes_nothing(slot: int, kind: int
     assert page.commit(slot, kind, 0) == native.LEDGER_BROKEN
     assert page.cancel(slot, kind, 0) == native.LEDGER_BROKEN
     assert page.release(slot, kind, 0) == native.LEDGER_BROKEN
+    assert page.share(slot, kind, 0) == native.LEDGER_BROKEN
     assert page.charged_bytes == page.sum_bytes == 0
 
 
@@ -193,6 +202,24 @@ def test_killed_after_any_instruction_an_operation_happened_or_did_not(
     assert seen == sorted(seen, key=lambda words: words != words_before), "done, then undone by a later death"
     assert set(seen) == {words_before, words_after}
     assert repaired >= 1, "no death fell into the middle of the operation: this test proves nothing"
+
+
+def test_killed_while_memory_becomes_shared_it_stays_charged_once() -> None:
+    page = shared_page()
+    seen: set[tuple[int, int, int]] = set()
+    kills = killed_after_instructions(lambda: page.stepped("share", 1, 2, 50))
+    while True:
+        page.init()
+        page.reserve(1, 2, 300, LIMIT)
+        page.commit(1, 2, 200)
+        if next(kills, None) is None:
+            break
+        assert page.charged_bytes <= 300, "the peak would be too high"
+        assert page.check() == native.LEDGER_OK
+        words = page.slot(1)
+        seen.add((words.reserved_bytes, words.committed_bytes[2], words.committed_bytes[SHARED]))
+        assert page.charged_bytes == page.sum_bytes == 300
+    assert seen == {(100, 200, 0), (150, 150, 0), (100, 150, 50)}
 
 
 def test_a_reaping_killed_anywhere_gives_back_once() -> None:
