@@ -11,7 +11,7 @@ from vgpu.ctl.present.output import Cell, Column, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, range_text, three_digits
 
 if TYPE_CHECKING:
-    from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, Steps, VgpuStatus
+    from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, VgpuStatus
     from vgpu.protocol.usage import UsageReport
 
 VGPUS: Final = (
