@@ -483,14 +483,16 @@ def as_options(fields: Mapping[str, Any]) -> str:
         option = _OPTION.get(field, f"--{field.replace('_', '-')}")
         if field in RANGES.values():
             said.append(f"{option} {range_text(value, is_size=field.endswith('_bytes'))}")
-        elif field == "resume_on":
-            said += [f"{option} {trigger}" for trigger in value]
+        elif field == "resume_on":  # in an event it is a text
+            said += [f"{option} {trigger}" for trigger in (value.split(", ") if isinstance(value, str) else value)]
+        elif field in {"slo", "idle_suspend_ns"} and not value:
+            said.append(f"{option} {OFF}")
         elif field.endswith("_bytes"):
             said.append(f"{option} {format_bytes(int(value)).replace(' ', '')}")
         elif field.endswith("_ns"):
             said.append(f"{option} {format_duration(int(value))}")
         elif VgpuSpec.model_fields[field].annotation is bool:
-            said.append(option)
+            said += [option] if value else []
         else:
             said.append(f"{option} {value:g}" if isinstance(value, float) else f"{option} {value}")
     return " ".join(said)

@@ -152,7 +152,8 @@ def format_duration(duration_ns: int) -> str:
     return "".join(parts) or "0s"
 
 
-SHORTEST_TARGET_NS: Final = 1_000_000  # below, a hand-over takes too large a part of it
+SHORTEST_TARGET_NS: Final = 5_000_000
+"""Below, the shortest turn of another vGPU (2.5 ms) and the window that drains after it (2 ms) take a whole target."""
 LONGEST_TARGET_NS: Final = 3600 * 10**9
 _TARGETS: Final = "write tpot=30ms, ttft=500ms, or tpot=30ms,ttft=500ms"
 

@@ -48,7 +48,7 @@ cdef extern:
     void vgpu_waited() noexcept nogil
     void vgpu_is_held_up() noexcept nogil
     void vgpu_was_held_up() noexcept nogil
-    void vgpu_step_begins(Gate* gate, Thread* thread) noexcept nogil     # the caller holds gate.lock
+    void vgpu_step_begins(Thread* thread) noexcept nogil
     void vgpu_context_turned() noexcept nogil
     void vgpu_context_made(int device) noexcept nogil
     # ... the caller holds gate.lock

@@ -128,6 +128,7 @@ cdef struct Thread:
     void* context            # current when ``stream`` became known: of that one, if it is a default stream
     Meter meter              # what it launches under open-ended leases
     Steps steps              # of a vGPU with targets (app_threads.pyx)
+    uint64_t tracked_ns      # learned lengths of its launches under leases with an end
 
 
 cdef struct Stream:

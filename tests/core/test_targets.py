@@ -5,15 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cython_ext.testing.bindings_logic import PAUSE_NS
 from gpuserver.core.scheduler.leases import Command, Event, Publish, Runnable
 from gpuserver.core.scheduler.policy import DEFAULT_POLICY
 from gpuserver.core.scheduler.temporal.scheduler import TemporalScheduler
 from tests.core import oracle
 from tests.core.desk import MS, Desk, leases
-from tests.core.model import S, Work
+from tests.core.model import Run, S, Work
 from tests.core.populations import Population, temporal_populations
 from vgpu.share import PPM, Priority, Share
 
@@ -70,6 +72,15 @@ def test_classes_come_before_targets() -> None:
     found = desk(PLAIN, replace(PLAIN, priority=Priority.HIGH), TPOT)
     found.runs(0, 100)
     assert following(found.tell_all([Runnable(2), Runnable(1)], 100.1)) == 1
+
+
+def test_a_target_lengthens_no_window_below_a_higher_class() -> None:
+    """One without a tpot may come at any moment, as without targets."""
+    low = replace(PLAIN, priority=Priority.LOW)
+    paced = replace(TPOT, priority=Priority.LOW)
+    for highest, window_ns in ((PLAIN, DEFAULT_POLICY.window_low_ns), (TPOT, DEFAULT_POLICY.slo_window_ns)):
+        found = desk(low, paced, highest)
+        assert found.runs(0, 100).window_ns == window_ns
 
 
 class Windows(oracle.Watch):
@@ -134,8 +145,9 @@ def test_a_short_answer_is_not_cut_by_turns_of_others() -> None:
 
 
 def test_turns_are_short_beside_one_with_a_tpot_that_uses_all_of_its_share() -> None:
+    """But none is shorter than half of a shortest token."""
     usual = {}
-    for target in (0, 8):
+    for target in (0, 5, 8):
         shares = (Share(800_000, tpot_ns=target * MS), Share(200_000))
         scheduler = TemporalScheduler(QUICK)
         watch = Windows(scheduler, shares)
@@ -143,7 +155,7 @@ def test_turns_are_short_beside_one_with_a_tpot_that_uses_all_of_its_share() -> 
         lengths = sorted(x.end_ns - x.start_ns for x in watch.leases.values() if x.vgpu == 1 and x.end_ns)
         usual[target] = lengths[len(lengths) // 2] / MS
         assert not oracle.fairness(run, credit_ns=CREDIT)
-    assert usual[8] <= 4 < 7 <= usual[0]
+    assert 2.5 <= usual[5] <= usual[8] <= 4 < 7 <= usual[0]
 
 
 def test_a_server_of_high_priority_decodes_as_if_alone_and_a_batch_keeps_what_is_left() -> None:
@@ -164,6 +176,57 @@ def test_a_server_of_high_priority_decodes_as_if_alone_and_a_batch_keeps_what_is
     assert slowest[9.2] <= 1.05 < 1.5 < slowest[0]
 
 
+def shortfall_ns(run: Run, key: int, since_ns: int) -> float:
+    """The most that ``key`` fell behind its guarantee, over all windows from ``since_ns`` on."""
+    guarantee = run.shares[key].guarantee_ppm / PPM
+    held = oracle.curve(oracle.held_spans(run, key), since_ns, run.now_ns)
+    return oracle.rises([guarantee * (at - since_ns) - total for at, total in held])[0]
+
+
+def test_a_lower_class_is_owed_no_more_for_its_target() -> None:
+    """It would draw V back, and the higher class would not be eligible for as long."""
+    shares = (Share(500_000, priority=Priority.HIGH), replace(TPOT, priority=Priority.LOW))
+    works = (Work(5 * MS), Work(5 * MS, burst=100, pause_ns=2 * S))
+    run = Population(shares, works, seed=0).run(TemporalScheduler()).run(8 * S)
+    assert len(run.apps[1].finished) > 200
+    assert shortfall_ns(run, 0, S // 10) <= DEFAULT_POLICY.idle_credit_ns + 2 * DEFAULT_POLICY.period_ns
+    assert not oracle.fairness(run)
+
+
+@st.composite
+def beside_one_that_is_busy(draw: st.DrawFn) -> Population:
+    """vGPU 0 always wants. The others have an slo; they sleep for long, and want the GPU for long."""
+    count = draw(st.integers(2, 6))
+    parts = draw(st.lists(st.integers(1, 9), min_size=count + 1, max_size=count + 1))
+    shares, works = [Share(PPM * parts[0] // sum(parts))], [Work(10 * MS)]
+    for part in parts[1:]:
+        tpot, ttft = draw(st.sampled_from([(8, 0), (30, 500), (0, 100)]))
+        shares.append(Share(PPM * part // sum(parts), tpot_ns=tpot * MS, ttft_ns=ttft * MS))
+        burst, start_ns = draw(st.sampled_from([10, 100, None])), draw(st.sampled_from([0, S, 2 * S]))
+        pause_ns = 0 if burst is None else draw(st.sampled_from([30 * MS, 300 * MS, 2 * S]))
+        works.append(Work(10 * MS, burst=burst, pause_ns=pause_ns, start_ns=start_ns))
+    return Population(tuple(shares), tuple(works), draw(st.integers(0, 2**16)), draw(st.booleans()))
+
+
+def kept_its_share(population: Population) -> bool:
+    """Whether vGPU 0, which always wants, falls behind its guarantee by one credit at most, and a few turns."""
+    run = population.run(TemporalScheduler()).run(12 * S)
+    most_ns = DEFAULT_POLICY.slo_credit_ns + 2 * DEFAULT_POLICY.period_ns + oracle.longest_overrun(run)
+    return shortfall_ns(run, 0, S // 10) <= most_ns
+
+
+def test_five_with_an_slo_that_wake_at_once_delay_a_busy_one_by_one_credit() -> None:
+    shares = (Share(PPM // 6), *(replace(TPOT, guarantee_ppm=PPM // 6) for _ in range(5)))
+    works = (Work(10 * MS), *(Work(10 * MS, start_ns=2 * S) for _ in range(5)))
+    assert kept_its_share(Population(shares, works, seed=0))
+
+
+@pytest.mark.slow
+@given(beside_one_that_is_busy())
+def test_all_with_an_slo_together_delay_a_busy_one_by_one_credit(population: Population) -> None:
+    assert kept_its_share(population)
+
+
 def test_what_runs_alone_has_little_in_flight_until_the_one_with_a_tpot_was_idle_for_long() -> None:
     found = desk(replace(TPOT, priority=Priority.HIGH), replace(PLAIN, priority=Priority.LOW))
     mine = found.runs(0, 100)
@@ -178,6 +241,11 @@ def test_what_runs_alone_has_little_in_flight_until_the_one_with_a_tpot_was_idle
         found.tick(at_ms)
         ((other, _),) = found.scheduler.published(1)  # type: ignore[attr-defined]
     assert at_ms > 1100
+
+
+def test_scheduler_and_hook_have_the_same_pause() -> None:
+    """``cython_ext/logic/meter/steps.pxd`` separates requests by it, too."""
+    assert DEFAULT_POLICY.slo_pause_ns == PAUSE_NS
 
 
 def test_an_slo_adds_nothing_to_a_share() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from tests.ctl.fake_node import gpu_reading, process_reading, vgpu_reading
 from vgpu.ctl.observe.top import speaks_utf8
 from vgpu.ctl.present import tables
-from vgpu.protocol.messages import OutsideProcess, ProcessReading
+from vgpu.protocol.messages import OutsideProcess, ProcessReading, Steps
+from vgpu.spec import VgpuSpec
 from vgpu.top.colours import DARK, LIGHT, STYLES, Palette, is_light, selected_style, styles
 from vgpu.top.columns import (
     COLUMNS,
@@ -89,6 +90,15 @@ def test_the_history_of_a_row_says_what_it_shows() -> None:
     made = layout(200, [vgpu_reading()])
     for measure in MEASURES:
         assert f"{measure.upper()} 2 MIN" in text(head_line(made, Choice(measure=measure), UNICODE, ()))
+
+
+def test_what_was_in_time_is_shown_while_there_are_targets() -> None:
+    steps = Steps(tpot_attained=90, tpot_missed=5, ttft_attained=9, ttft_missed=1)
+    vgpu = vgpu_reading(spec=VgpuSpec.parse(sm_percent=30, slo="tpot=30ms"), steps=steps)
+    assert (tables.attained(vgpu), tables.missed(vgpu)) == ("94.3 %", 6)
+    assert tables.targets(vgpu)["latency"].startswith("tpot=30ms; 94.7 % of 95 decode steps in time")
+    without = vgpu.model_copy(update={"spec": VgpuSpec(sm_percent=30)})
+    assert (tables.attained(without), tables.missed(without), tables.targets(without)) == ("", 0, {})
 
 
 def test_sparklines() -> None:

@@ -153,7 +153,7 @@ def test_latency_targets(text: str, targets: tuple[int, int], shown: str) -> Non
     [
         ("30ms", "names no target"),
         ("tpot=30", "is not a duration"),
-        ("tpot=1us", "is not between 1ms and 1h"),
+        ("tpot=4999us", "is not between 5ms and 1h"),
         ("tpot=2h", "is not between"),
         ("tpot=30ms,tpot=40ms", "one twice"),
         ("p99=30ms", "write tpot=30ms, ttft=500ms, or tpot=30ms,ttft=500ms; or: off"),
@@ -227,6 +227,11 @@ def test_options_as_they_are_typed() -> None:
     spec = VgpuSpec(sm_percent=12.5, memory_bytes=8 * GIB, burst=True, ttl_ns=3600 * 10**9, name="first", group="ranks")
     fields = spec.model_dump(mode="json", exclude_defaults=True)
     assert as_options(fields | {"no_field": 1}) == "--sm 12.5 --mem 8GiB --burst --ttl 1h --group ranks"
+
+
+def test_values_that_mean_none_are_off_and_those_of_an_event_are_texts() -> None:
+    fields = {"slo": "", "idle_suspend_ns": 0, "burst": False, "resume_on": "call, tcp:8000"}
+    assert as_options(fields) == "--slo off --idle-suspend off --resume-on call --resume-on tcp:8000"
 
 
 def test_only_the_first_complaints_are_told() -> None:

@@ -171,7 +171,7 @@ COLUMNS: Final = (
         ),
         right=True,
     ),
-    Column("SLO", "slo", 7, 7, 47, plain(lambda vgpu: attained(vgpu.steps)), right=True),
+    Column("SLO", "slo", 7, 7, 47, plain(attained), right=True),
     Column(
         "REFUSED",
         "refused",

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from vgpu.ctl.present.tables import user_name, with_names
+from vgpu.ctl.present.tables import missed, user_name, with_names
 from vgpu.protocol.messages import EventReading, GpuStatus, ProcessReading, Snapshot, VgpuStatus
 
 SPAN_S: Final = 300
@@ -123,7 +123,7 @@ ORDERS: Final = (
     Order("procs", lambda vgpu: vgpu.processes),
     Order("waiting", lambda vgpu: vgpu.waiting_ns),
     Order("lag", lambda vgpu: vgpu.lag_ns),
-    Order("slo", lambda vgpu: vgpu.steps.tpot_missed + vgpu.steps.ttft_missed),
+    Order("slo", missed),
     Order("refused", lambda vgpu: vgpu.memory_refusals),
 )
 ORDER_NAMES: Final = tuple(order.name for order in ORDERS)

@@ -92,6 +92,6 @@ def vgpu_row(vgpu: VgpuStatus) -> Row:
         str(vgpu.processes),
         short_duration(vgpu.waiting_ns) if vgpu.waiting_ns else "",
         lag_text(vgpu.lag_ns),
-        tables.attained(vgpu.steps),
+        tables.attained(vgpu),
         str(vgpu.memory_refusals),
     )

@@ -241,15 +241,14 @@ cdef public void vgpu_was_held_up() noexcept nogil:
 
 # --- steps and prefills
 
-cdef inline uint64_t spent_ns(const Gate* gate, const Thread* thread) noexcept nogil:
-    """What the thread's launches took by themselves. Those under leases with an end are counted for the process."""
-    return <uint64_t>meter_spent_ns(&thread.meter) + load64(&gate.tracked_ns)
+cdef inline uint64_t spent_ns(const Thread* thread) noexcept nogil:
+    """What the thread's launches took by themselves, under leases with and without an end."""
+    return <uint64_t>meter_spent_ns(&thread.meter) + thread.tracked_ns
 
 
-cdef public void vgpu_step_begins(Gate* gate, Thread* thread) noexcept nogil:
-    """A launch off the fast path. Behind a wait it begins a step, or continues one. The caller holds ``gate.lock``."""
-    if thread.steps.waited:
-        steps_begin(&thread.steps, now_ns(), spent_ns(gate, thread))
+cdef public void vgpu_step_begins(Thread* thread) noexcept nogil:
+    """The calling thread's first launch after a wait (``Steps.waited``) begins a step, or continues one."""
+    steps_begin(&thread.steps, now_ns(), spent_ns(thread))
 
 
 cdef void step_ends(int64_t now) noexcept nogil:
@@ -266,9 +265,10 @@ cdef void step_ends(int64_t now) noexcept nogil:
     tpot_us = load32(&gate.grants.tpot_us)
     ttft_us = load32(&gate.grants.ttft_us)
     if tpot_us == 0 and ttft_us == 0:
+        thread.steps.began_ns = 0    # later targets do not judge it
         return
     page = gate.activity
-    kind = steps_end(&thread.steps, now, spent_ns(gate, thread), &lasted_ns)
+    kind = steps_end(&thread.steps, now, spent_ns(thread), &lasted_ns)
     thread.stream = NULL
     if kind == STEP_DECODE and tpot_us != 0:
         add32(&page.tpot_attained if lasted_ns <= 1000 * <int64_t>tpot_us else &page.tpot_missed, 1)

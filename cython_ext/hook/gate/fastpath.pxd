@@ -9,9 +9,10 @@ The hot path makes no system call and no store to a line that another thread wri
 it has no fence of its own. Reason: such a fence would wait for the driver's last write to the GPU.
 
 ``round`` and ``stream`` mean: the gate knows that this stream has work, and the process's want is published. They
-change when the hook thread has seen that work drain, or when the thread launches into another stream. Then vgpu_enter
-(gate.pyx) publishes both again. Three kinds of launches also go through vgpu_enter: one whose key the thread's meter
-does not know, one that is to be timed, and one that the thread's allowance does not cover (logic/meter/meter.pxd).
+change when the hook thread has seen that work drain, when the thread launches into another stream, or when a wait of it
+ends in a vGPU with targets (logic/meter/steps.pxd). Then vgpu_enter (gate.pyx) publishes both again. Three kinds of
+launches also go through vgpu_enter: one whose key the thread's meter does not know, one that is to be timed, and one
+that the thread's allowance does not cover (logic/meter/meter.pxd).
 """
 
 from libc.stdint cimport uint64_t

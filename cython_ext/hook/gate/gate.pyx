@@ -289,10 +289,11 @@ cdef bint announced(
     return 1
 
 
-cdef inline void count_tracked(Gate* gate, int64_t predicted_ns) noexcept nogil:
+cdef inline void count_tracked(Gate* gate, Thread* thread, int64_t predicted_ns) noexcept nogil:
     """Count a launch under a lease with an end by its predicted length."""
     if predicted_ns > 0:
         gate.tracked_ns += <uint64_t>predicted_ns
+        thread.tracked_ns += <uint64_t>predicted_ns
         usage_tracks(&gate.usage, predicted_ns)
 
 
@@ -340,7 +341,7 @@ cdef void tracked(
     ):
         launch.sample = vgpu_sample_begin(gate, key, index, not gate.backlog.busy, takes or least_ns > 0, least_ns)
     backlog_submit(&gate.backlog, now, foreseen.learned_ns, foreseen.assumed_ns, foreseen.excess_ns)
-    count_tracked(gate, foreseen.assumed_ns if unknown else foreseen.learned_ns)
+    count_tracked(gate, thread, foreseen.assumed_ns if unknown else foreseen.learned_ns)
     publish_prediction(gate)
     add32(&gate.submitting, 1)
     vgpu_count_launch(gate, thread)
@@ -353,7 +354,7 @@ cdef void queued(
     vgpu_want(gate, now)
     if is_graph(key):
         ahead_submit_graph(&gate.ahead, learned_ns)
-    count_tracked(gate, learned_ns)
+    count_tracked(gate, thread, learned_ns)
     gate.streams[index].after = key.hash
     launch.stream = index
     launch.kind = PASS_TRACKED
@@ -447,7 +448,8 @@ cdef int enter(Pass* launch, void* stream, LaunchKey* key, int manner) noexcept 
     launch.gate = gate
     launch.thread = thread
     lock_acquire(&gate.lock)
-    vgpu_step_begins(gate, thread)
+    if thread.steps.waited:
+        vgpu_step_begins(thread)
     while not gate.open and not (gate.lost and load32(&gate.grants.flags) & GRANTS_LOSS_RUN):
         change = load32(&gate.grants.change)
         error = refused(gate)

@@ -8,21 +8,22 @@ event. A *step* of a thread goes from its first launch after a wait to the end o
     decode     one token: its work is about as long each time
     prefill    the first step after a pause of PAUSE_NS, or one with far more work than a decode step
 
-Work, not time, tells them apart: the GPU time of the launches by themselves, as the hook has learned it (meter.pxd).
-Reason: beside other vGPUs a decode step takes longer, and remains one.
+Behind no pause, work tells them apart, not time: the learned GPU time of the thread's launches by themselves, metered
+(meter.pxd) or predicted under leases with an end. Reason: beside other vGPUs a decode step takes longer, and remains
+one.
 
-A wait with little work before it ends no step: the step goes on with the next launch. Reason: programs look at single
-values between two tokens. ``usual_ns`` is the work of a decode step, a moving average. A program may change: after
-CHANGED waits in a row with far less work these are its decode steps, and after LONGER prefills in a row those are.
-CHANGED prefills are enough where few decode steps were seen. Reason: the first launches of a graph have no learned
-length.
+A wait ends no step if little work of its own thread came before it: the step goes on with the next launch. Reason:
+programs look at single values between two tokens. ``usual_ns`` is the work of a decode step, a moving average. A
+program may change: after CHANGED waits in a row with far less work these are its decode steps, and after LONGER
+prefills in a row those are. CHANGED prefills are enough where few decode steps were seen. Reason: the first launches of
+a graph have no learned length.
 
 The time of a decode step counts from the end of the step before it (TPOT, time per output token). After a pause it
 counts from its first launch. The time of a prefill counts from its first launch (TTFT, time to first token): the hook
 does not see a request before the program launches something for it.
 
-The begin costs one launch off the fast path for each wait, the end one clock reading. A thread writes its own ``Steps``
-alone. All times are nanoseconds.
+Each wait costs one launch off the fast path, which reads the clock. A thread writes its own ``Steps`` alone. All times
+are nanoseconds.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -32,7 +33,7 @@ cdef enum:
     STEP_DECODE = 1
     STEP_PREFILL = 2
 
-    PAUSE_NS = 20_000_000    # after a longer pause the next launch is for a new request
+    PAUSE_NS = 20_000_000    # after a longer pause the next launch is for a new request (Policy.slo_pause_ns)
     STEP_LEAST_NS = 100_000  # work of the shortest step
     FAR = 4                  # times less work than a decode step has: it goes on
     LONG = 2                 # times more work: a prefill

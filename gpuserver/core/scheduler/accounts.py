@@ -88,6 +88,17 @@ class Accounts:
         """Every granted lease that is not over."""
         return [hold for a in self.holding.values() for hold in a.holds.values()]
 
+    def beside_tpot(self, account: Account, lately_ns: int) -> bool:
+        """Whether another vGPU with a tpot, of the same class or a higher one, has the GPU, wants it, or had it in the
+        last ``lately_ns``. What ``account`` has in flight would delay its next step or request."""
+        return any(
+            other is not account
+            and other.share.tpot_ns > 0
+            and other.share.priority >= account.share.priority
+            and (other.wants or bool(other.holds) or self.now_ns - other.served_ns < lately_ns)
+            for other in self.paced.values()
+        )
+
     # --- vGPUs come, change and go
 
     def add(self, account: Account) -> None:

@@ -59,13 +59,11 @@ class Policy:
     slo_window_ns: int = 2 * MILLISECOND
     """The window beside a vGPU with a tpot, of the same class or a higher one, that had the GPU lately."""
     slo_turn_ppm: int = 125_000
-    """While such a vGPU wants, a turn of another lasts this part of the tpot at most."""
-    slo_turn_least_ns: int = MILLISECOND
-    """... or this long, if that is more. Shorter turns lose more to hand-overs."""
+    """While such a vGPU wants, a turn of another lasts this part of the tpot at most, or half of quantum_min_ns."""
     slo_credit_ns: int = SECOND
-    """The most that a vGPU with an slo is owed for its idle time. A shorter answer is not cut by turns of others."""
+    """The most that all vGPUs with an slo are owed for their idle time. Turns of others do not cut a shorter answer."""
     slo_pause_ns: int = 20 * MILLISECOND
-    """A vGPU with an slo that wants again after a longer pause has a new request: its ttft counts, not its tpot."""
+    """After a longer pause a vGPU with an slo has a new request: its ttft counts, not its tpot. The hook's PAUSE_NS."""
     slo_active_ns: int = SECOND
     """A vGPU with a tpot that had the GPU so lately keeps the windows of others short, and their leases finite."""
     minimum_stay_handovers: int = 5

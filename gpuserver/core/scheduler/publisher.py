@@ -13,6 +13,7 @@ from gpuserver.core.scheduler.policy import Policy
 from gpuserver.core.scheduler.quanta import Quanta
 from gpuserver.core.scheduler.spatial.card import Card
 from gpuserver.core.scheduler.temporal.allowances import Allowances
+from vgpu.share import Priority
 
 
 class Publisher:
@@ -54,26 +55,11 @@ class Publisher:
 
     def window(self, account: Account) -> int:
         """The most predicted GPU time that the vGPU may have in flight while others wait, ns."""
-        mine, policy = account.share.priority, self.policy
-        if not self.beside_tpot(account):
-            return policy.window_low_ns if mine < self._accounts.highest else policy.window_ns
-        if any(other.share.priority > mine for other in self._accounts.company.values()):
+        mine, policy, accounts = account.share.priority, self.policy, self._accounts
+        paced = accounts.beside_tpot(account, policy.slo_active_ns)
+        if mine < accounts.highest and (not paced or any(_above(mine, other) for other in accounts.all.values())):
             return policy.window_low_ns
-        return min(policy.window_ns, policy.slo_window_ns)
-
-    def beside_tpot(self, account: Account) -> bool:
-        """Whether another vGPU with a tpot, of the same class or a higher one, has the GPU, wants it, or had it lately.
-        What ``account`` has in flight would delay its next step or request."""
-        return any(
-            other is not account
-            and other.share.tpot_ns > 0
-            and other.share.priority >= account.share.priority
-            and (other.wants or bool(other.holds) or self._was_served_lately(other))
-            for other in self._accounts.paced.values()
-        )
-
-    def _was_served_lately(self, account: Account) -> bool:
-        return self._accounts.now_ns - account.served_ns < self.policy.slo_active_ns
+        return min(policy.window_ns, policy.slo_window_ns) if paced else policy.window_ns
 
     # --- new leases
 
@@ -180,6 +166,12 @@ class Publisher:
         self._withdrawn = [w for w in self._withdrawn if now_ns - w[0] < self.policy.lookahead_ns]
         self._withdrawn.append((now_ns, hold))
         self._commands.append(Withdraw(hold.lease.vgpu, hold.lease.epoch))
+
+
+def _above(priority: Priority, other: Account) -> bool:
+    """Whether ``other`` is of a higher class, and wants or holds the GPU, or has no tpot: as without targets, a window
+    is then as short as possible."""
+    return other.share.priority > priority and (other.wants or bool(other.holds) or not other.share.tpot_ns)
 
 
 def _concerns(command: Command, vgpu: VgpuIndex, epoch: int) -> bool:

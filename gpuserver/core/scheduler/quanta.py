@@ -100,7 +100,12 @@ class TurnQuanta(Quanta):
         return quantum if quantum < longest else longest
 
     def wake_credit(self, account: Account) -> int:
-        return self.policy.slo_credit_ns if account.share.has_slo else self.idle_credit(account)
+        """Those with an slo have a part of ``slo_credit_ns`` each: all together delay the others by that once. Below a
+        higher class the credit is the usual one. Reason: it draws V back, and that class would not be eligible."""
+        usual_ns = self.idle_credit(account)
+        if not account.share.has_slo or account.share.priority < self._accounts.highest:
+            return usual_ns
+        return max(usual_ns, self.policy.slo_credit_ns // len(self._accounts.paced))
 
     def adapt_period(self, now_ns: int, shared: Container[VgpuIndex]) -> None:
         """Long enough for hand-overs to cost at most ``handover_loss_ppm``; short while latency matters to a vGPU.

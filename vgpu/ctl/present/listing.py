@@ -30,7 +30,7 @@ FIGURES: Final[dict[str, Callable[[VgpuStatus], float]]] = {
     "memory": lambda vgpu: vgpu.memory_used_bytes,
     "procs": lambda vgpu: vgpu.processes,
     "needs": lambda vgpu: vgpu.demand_ratio,
-    "slo": lambda vgpu: vgpu.steps.tpot_missed + vgpu.steps.ttft_missed,
+    "slo": tables.missed,
     "peak": lambda vgpu: vgpu.memory_peak_bytes,
     "refused": lambda vgpu: vgpu.memory_refusals,
     "age": lambda vgpu: -vgpu.created_unix_s,

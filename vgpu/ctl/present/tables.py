@@ -11,7 +11,7 @@ from vgpu.ctl.present.output import Cell, Column, Row
 from vgpu.units import GIB, KIB, MIB, TIB, format_bytes, format_duration, range_text, three_digits
 
 if TYPE_CHECKING:
-    from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, Steps, VgpuStatus
+    from vgpu.protocol.messages import GpuStatus, OutsideProcess, ProcessReading, VgpuStatus
     from vgpu.protocol.usage import UsageReport
 
 VGPUS: Final = (
@@ -118,7 +118,7 @@ def vgpu_row(vgpu: VgpuStatus, now_unix_s: float | None = None) -> Row:
         str(vgpu.processes),
         vgpu_token_rate(vgpu),
         needs(vgpu.demand_ratio),
-        attained(vgpu.steps),
+        attained(vgpu),
         format_bytes(vgpu.memory_peak_bytes),
         str(vgpu.memory_refusals),
         format_duration(whole_seconds_ns(now - vgpu.created_unix_s)),
@@ -259,9 +259,20 @@ def needs(demand_ratio: float) -> str:
     return percent(demand_ratio) if demand_ratio else ""
 
 
-def attained(steps: Steps) -> str:
-    """``99.2 %``: the part of the decode steps and prefills that were in time; empty: none was counted."""
-    good, bad = steps.tpot_attained + steps.ttft_attained, steps.tpot_missed + steps.ttft_missed
+def attained(vgpu: VgpuStatus) -> str:
+    """``99.2 %``: the part of the decode steps and prefills that were in time; empty: it has no targets, or none was
+    counted."""
+    steps = vgpu.steps
+    return part(steps.tpot_attained + steps.ttft_attained, missed(vgpu)) if vgpu.spec.slo else ""
+
+
+def missed(vgpu: VgpuStatus) -> int:
+    """How many decode steps and prefills were late; 0 without targets."""
+    return vgpu.steps.tpot_missed + vgpu.steps.ttft_missed if vgpu.spec.slo else 0
+
+
+def part(good: int, bad: int) -> str:
+    """The part of ``good`` in both; empty where there are none."""
     return percent(good / (good + bad)) if good + bad else ""
 
 
@@ -276,8 +287,8 @@ def targets(vgpu: VgpuStatus) -> dict[str, str]:
     )
     for things, good, bad, which, lasted_ns in kinds:
         if good + bad:
-            part = percent(good / (good + bad))
-            said.append(f"{part} of {good + bad} {things} in time, {which} {format_duration(rounded_ns(lasted_ns))}")
+            in_time = f"{part(good, bad)} of {good + bad} {things} in time"
+            said.append(f"{in_time}, {which} {format_duration(rounded_ns(lasted_ns))}")
     return {"latency": "; ".join(said)}
 
 

@@ -42,7 +42,8 @@ least rank runs first."""
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The account that gets a lease at a given time, and its length. ``alone``: no other vGPU will wait then."""
+    """The account that gets a lease at a given time, and its length. ``alone``: no other vGPU will wait then, and none
+    with a tpot had the GPU lately."""
 
     account: Account
     length_ns: int
@@ -127,7 +128,7 @@ class Eevdf:
         return Decision(
             best,
             self._gang_length(best, length, at_ns),
-            alone and not self._soon_in_company(best),
+            alone and not self._soon_in_company(best) and not accounts.beside_tpot(best, self.policy.slo_active_ns),
             overrides_class=rank[0] < 0,
             leads=gangs.leads(best) and gangs.overrides_class(best),
         )

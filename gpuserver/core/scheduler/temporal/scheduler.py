@@ -41,7 +41,7 @@ class TemporalScheduler(SchedulerBase):
         self._publisher = publisher = Publisher(
             accounts, quanta, policy, first_epoch=first_epoch, allowances=self._allowances
         )
-        self._targets = targets = Targets(accounts, policy)
+        self._targets = targets = Targets(accounts, quanta, policy)
         self._eevdf = eevdf = Eevdf(accounts, holders, time, quanta, limits, gangs, targets, policy)
         self._turns = turns = Turns(accounts, holders, quanta, limits, gangs, queue, eevdf, publisher, policy)
         self._shared_leases = SharedLeases(accounts, holders, time, quanta, turns, publisher, relief, guard, policy)

@@ -26,15 +26,17 @@ from collections.abc import Sequence
 from gpuserver.core.scheduler.account import Account
 from gpuserver.core.scheduler.accounts import Accounts
 from gpuserver.core.scheduler.policy import Policy
+from gpuserver.core.scheduler.quanta import Quanta
 from vgpu.share import PPM
 
 
 class Targets:
     """Deadlines of vGPUs with an slo. Changes nothing."""
 
-    def __init__(self, accounts: Accounts, policy: Policy) -> None:
+    def __init__(self, accounts: Accounts, quanta: Quanta, policy: Policy) -> None:
         self.policy = policy
         self._accounts = accounts
+        self._quanta = quanta
 
     def due_ns(self, account: Account, at_ns: int) -> int:
         """When the step or request of ``account`` is due. A holder whose deadline has passed is in a later step, of
@@ -63,10 +65,11 @@ class Targets:
     def turn_ns(self, account: Account, length_ns: int, owed_ns: int) -> int:
         """``length_ns`` of a turn, or less. A turn of a vGPU with a tpot is a tpot long at most, or what it is owed.
         Reason: so it is never ahead of its share by more, and the others' turns until it is eligible again are short.
-        Those are short, too, while it wants the GPU, in its class and in lower ones."""
-        own_ns = account.share.tpot_ns
+        Those are short, too, while it wants the GPU, in its class and in lower ones. No turn becomes shorter than half
+        a shortest token: hand-overs would take too much of it."""
+        own_ns, least_ns = account.share.tpot_ns, self._quanta.shortest(account) // 2
         if own_ns:
-            return min(length_ns, max(own_ns, owed_ns))
+            return min(length_ns, max(own_ns, owed_ns, least_ns))
         if account.share.has_slo:
             return length_ns
         targets = [
@@ -76,4 +79,4 @@ class Targets:
         ]
         if not targets:
             return length_ns
-        return min(length_ns, max(self.policy.slo_turn_least_ns, min(targets) * self.policy.slo_turn_ppm // PPM))
+        return min(length_ns, max(min(targets) * self.policy.slo_turn_ppm // PPM, least_ns))

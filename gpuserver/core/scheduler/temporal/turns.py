@@ -4,7 +4,7 @@ While vGPUs take turns, at most two leases matter (``holders.py``). The schedule
 its start; the forecast behind it charges the holder to its end.
 
     the GPU is free       grant the best; open-ended where it is alone. With a limit it is allowed GPU time in parts
-    holder open-ended     gets an end as soon as another vGPU waits
+    holder open-ended     gets an end as soon as another vGPU waits, or has a tpot and had the GPU lately
     holder finite         the best at its end: the holder itself → a later end; another → next
     higher class waits    the holder's end moves to the nearest time possible; so it does for one of the same class
                           with an slo that is due before (``targets.py``)
@@ -92,6 +92,9 @@ class Turns:
         lookaheads = self._lookaheads(self._accounts.all[current.lease.vgpu])
         return [end - before_ns for before_ns in lookaheads if end - before_ns > now_ns]
 
+    def _beside_tpot(self, holder: Account) -> bool:
+        return self._accounts.beside_tpot(holder, self.policy.slo_active_ns)
+
     # --- decisions
 
     def decide(self, now_ns: int) -> None:
@@ -127,7 +130,7 @@ class Turns:
         usual = self.policy.lookahead_ns
         if holder.gang_window is not None:
             return usual
-        if self._publisher.beside_tpot(holder) and not any(self._holders.in_line()):
+        if self._beside_tpot(holder) and not any(self._holders.in_line()):
             usual = max(usual, self._quanta.quantum(holder) // 2)  # it goes on: a late decision costs nothing then
         return max(usual, holder.longest_kernel_ns // 2 + self.policy.guard_ns)
 
@@ -160,7 +163,7 @@ class Turns:
         end = current.lease.end_ns
         if end is None and holder.capped:  # from now on no allowance limits it
             nearest = min(nearest, now_ns + max(self.policy.decision_ns, holder.bucket_at(now_ns) // PPM))
-        if end is None and (holder.always_ends or self._publisher.beside_tpot(holder) or any(self._holders.in_line())):
+        if end is None and (holder.always_ends or self._beside_tpot(holder) or any(self._holders.in_line())):
             end = max(nearest, current.lease.start_ns + self.policy.minimum_stay_handovers * holder.handover_ns)
         outranked = bool(
             (self._accounts.paced or holder.share.priority < self._accounts.highest)
@@ -215,7 +218,7 @@ class Turns:
         if following is not None and now_ns >= following.lease.start_ns - self.policy.guard_ns:
             if following.lease.end_ns is None:
                 choice = self._eevdf.pick(at_ns, current if now_ns < end else None, following)
-                if choice is None or not self._open_ended(choice):
+                if choice is None or not choice.open_ended:
                     length = self._quanta.length_now(self._accounts.all[following.lease.vgpu], now_ns)
                     self._publisher.revise(following, now_ns, end_ns=following.lease.start_ns + length)
             return
@@ -227,7 +230,7 @@ class Turns:
         if choice is None:
             return
         if choice.account is holder:
-            if self._open_ended(choice):
+            if choice.open_ended:
                 self._publisher.revise(current, now_ns, end_ns=None)
             elif now_ns >= end - self._lookahead(holder):
                 self._publisher.revise(current, now_ns, end_ns=end + choice.length_ns)
@@ -244,14 +247,10 @@ class Turns:
                 following,
                 now_ns,
                 start_ns=at_ns,
-                end_ns=None if self._open_ended(choice) else at_ns + choice.length_ns,
+                end_ns=None if choice.open_ended else at_ns + choice.length_ns,
                 go_by_ns=at_ns + patience,
                 window_ns=self._publisher.window(choice.account),
             )
-
-    def _open_ended(self, choice: Decision) -> bool:
-        """Under a lease without an end any amount of work may be in flight."""
-        return choice.open_ended and not self._publisher.beside_tpot(choice.account)
 
     def _grant(self, choice: Decision, start_ns: int) -> ActiveLease:
         """Publish a lease that waits for all work that may be on the GPU, except that of holders that were bypassed."""
@@ -273,7 +272,7 @@ class Turns:
             vgpu=account.key,
             epoch=self._publisher.next_epoch if account.standby is None else account.standby.lease.epoch,
             start_ns=start_ns,
-            end_ns=None if self._open_ended(choice) else start_ns + choice.length_ns,
+            end_ns=None if choice.open_ended else start_ns + choice.length_ns,
             after=tuple(before),
             go_by_ns=start_ns + patience,
             window_ns=self._publisher.window(account),
