@@ -1,6 +1,6 @@
 """Memory that programs make themselves leaves a real card and comes back: what the driver answers about it, and PyTorch
-with expandable segments and captured graphs. The same simulated: tests/hook/test_program_memory.py. Run:
-``REQUIRE_GPU=1 pytest -s -m gpu tests/gpu/test_swapped_programs.py``."""
+with captured graphs, and expandable segments or stream-ordered memory. Simulated: tests/hook/test_program_memory.py and
+test_stream_ordered.py. Run: ``REQUIRE_GPU=1 pytest -s -m gpu tests/gpu/test_swapped_programs.py``."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ graph.replay()
 torch.cuda.synchronize()
 expected = out.clone()
 sums = [int(block.sum(dtype=torch.int64)) for block in blocks]
-expandable = sum(s["total_size"] for s in torch.cuda.memory_snapshot() if s["is_expandable"])
+native = torch.cuda.get_allocator_backend() == "native"
+expandable = sum(s["total_size"] for s in torch.cuda.memory_snapshot() if s["is_expandable"]) if native else 0
 print(json.dumps([expandable, torch.cuda.memory_reserved()]), flush=True)
 for line in sys.stdin:
     began = time.monotonic()
@@ -75,10 +76,10 @@ def test_the_driver_answers_the_same_about_swapped_memory(node: Node) -> None:
 class Server:
     """A PyTorch program with memory of its own, in a vGPU that is swapped."""
 
-    def __init__(self, node: Node, name: str, seed: int) -> None:
+    def __init__(self, node: Node, name: str, seed: int, allocator: str) -> None:
         self.name = name
         options = ["--sm", "40", "--mem", f"{OWNED_GIB + 6}G", "--oversubscribe", "swap", "--name", name]
-        environment = node.environment | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        environment = node.environment | {"PYTORCH_CUDA_ALLOC_CONF": allocator}
         self.popen = subprocess.Popen(
             [*node.vgpuctl, "run", *options, "--", sys.executable, "-c", PROGRAM, str(seed), str(OWNED_GIB)],
             env=environment,
@@ -122,14 +123,16 @@ def pinned(link: ControlLink, seconds: float) -> None:
         time.sleep(1)
 
 
-def test_pytorch_with_expandable_segments_takes_turns(node: Node) -> None:
+@pytest.mark.parametrize("allocator", ["expandable_segments:True", "backend:cudaMallocAsync"])
+def test_pytorch_takes_turns(node: Node, allocator: str) -> None:
     with ControlLink(node.control_socket) as link, ExitStack() as stack:
         (gpu,) = link.gpus()
         filler = (gpu.total_memory_bytes >> 30) - OWNED_GIB - 14
         node.run("create", "--sm", "5", "--mem", f"{filler}G", "--name", "filler")
+        stack.callback(node.run, "rm", "filler")
         servers = []
         for seed, name in enumerate(("first", "second"), 1):
-            servers.append(stack.enter_context(Server(node, name, seed)))
+            servers.append(stack.enter_context(Server(node, name, seed, allocator)))
             print(f"bytes in expandable segments, and reserved: {servers[-1].line()}")
             pinned(link, 30)
         waits = []
