@@ -50,7 +50,8 @@ def serve(name: str, files: Sequence[Path], say: Say, check_s: float = CHECK_S) 
         raise VgpuError(
             ErrorCode.INVALID,
             "the owner of a model runs in a vGPU, which is charged with the memory, and VGPU_ID is not set",
-            f"vgpuctl run --sm 1 --mem SIZE -- vgpuctl models serve {name} FILE...",
+            "vgpuctl create --name weights --sm 1 --mem SIZE && "
+            f"vgpuctl exec weights -- vgpuctl models serve {name} FILE...",
         )
     place = places.private_folder()
     socket = places.socket_of(place, name)
