@@ -168,6 +168,7 @@ cdef extern:
     void vgpu_trim_pools() noexcept nogil
     void vgpu_trim_drained_pools() noexcept nogil
     void vgpu_pool_attribute(void* pool, int which, void* value) noexcept nogil
+    void vgpu_pool_set(void* pool, int which, const void* value) noexcept nogil
     void vgpu_pool_trimmed(size_t keep) noexcept nogil
     void vgpu_pooled(unsigned long long pointer, Pooled* pooled) noexcept nogil
     void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil
@@ -192,6 +193,7 @@ cdef extern:
     # quota.pyx
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil
+    bint vgpu_waits_for_card(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_reserve_now(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
@@ -231,12 +233,16 @@ cdef extern:
         Gate* gate, unsigned long long* pointer, size_t size, void* stream, bint own
     ) noexcept nogil
     int vgpu_free_ordered(const Block* block, void* stream, bint own) noexcept nogil
-    void vgpu_drop_returned(Gate* gate, uint64_t keep, bint wait) noexcept nogil
+    void vgpu_drop_returned(Gate* gate, uint64_t keep) noexcept nogil
     void vgpu_drop_all_returned() noexcept nogil
-    void vgpu_shrink_returned() noexcept nogil
+    void vgpu_shrink_returned(uint64_t reserved) noexcept nogil
+    bint vgpu_await_returned(Gate* gate, uint64_t size) noexcept nogil
     uint32_t vgpu_contexts_of_returned(void** contexts, uint32_t most) noexcept nogil
     void vgpu_returned_of_context_died(void* context) noexcept nogil
-    uint64_t vgpu_ordered_bytes(bint reserved) noexcept nogil
+    void vgpu_ordered_gone(const Block* block) noexcept nogil
+    void vgpu_ordered_totals(uint64_t* used, uint64_t* used_peak, uint64_t* reserved_peak) noexcept nogil
+    void vgpu_ordered_peaks_reset(bint reserved) noexcept nogil
+    void* vgpu_context_named(void* stream) noexcept nogil
     # chunks.pyx
     int vgpu_furnish(Gate* gate, Block* chunk, unsigned long long* handle) noexcept nogil
     void vgpu_strip(Block* chunk) noexcept nogil

@@ -49,7 +49,7 @@ cdef enum:
     LEFT_BEHIND = 64
     POOLS = 80               # memory pools of a process, and what each of MAX_GATES has for graphs
     CAPTURES = 64            # captures open at once
-    RETURNED = 128           # blocks freed in stream order, of a process
+    RETURNED = 4096          # blocks freed in stream order, of a process
 
     # CUresult
     CUDA_SUCCESS = 0
@@ -58,9 +58,11 @@ cdef enum:
     CUDA_ERROR_DEINITIALIZED = 4
     CUDA_ERROR_DEVICE_UNAVAILABLE = 46
     CUDA_ERROR_NO_DEVICE = 100
+    CUDA_ERROR_INVALID_CONTEXT = 201
     CUDA_ERROR_OPERATING_SYSTEM = 304
     CUDA_ERROR_NOT_FOUND = 500
     CUDA_ERROR_NOT_READY = 600
+    CUDA_ERROR_CONTEXT_IS_DESTROYED = 709
     CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED = 712
     CUDA_ERROR_NOT_SUPPORTED = 801
 
@@ -104,6 +106,8 @@ cdef enum:
     POOL_REFUSED = 2
     POOL_NOBODYS = 3         # no vGPU pays for it
     POOL_FULL = 4            # the vGPU has no room for it now
+
+    OUT_OF_MORE_THAN_CARD = -1   # no CUresult: out of memory, and not for want of room on the card
 
     # How a launch was let through: Pass.kind
     PASS_PLAIN = 0           # nothing to clean up: no vGPU, a capture, the gate is off
@@ -374,7 +378,11 @@ cdef struct State:
     uint32_t returned_lock   # its holder may call the driver
     uint32_t returned_count
     uint64_t returned_bytes  # that they take
-    Returned[128] returned   # RETURNED of them
+    uint64_t returned_keep   # so much may remain at a synchronisation: the largest release threshold; under pools_lock
+    uint64_t ordered_bytes   # allocated in stream order outside the driver's pools, and the peaks ...
+    uint64_t ordered_peak_bytes
+    uint64_t reserved_peak_bytes     # ... with the returned blocks
+    Returned[4096] returned  # RETURNED of them
     AllocTable executables   # ... executable graph that allocates → Block (aux: when it had its memory, flags: gate)
     uint32_t taking          # how many: for a check without the lock
     uint32_t pools_lock

@@ -182,6 +182,8 @@ cdef public void vgpu_context_dies(void* context) noexcept nogil:
         vgpu_touch(&state().gates[g])
     add32(&state().dying, 1)
     fence()
+    lock_acquire(&state().returned_lock)     # no thread queries an event of this context from here on
+    lock_release(&state().returned_lock)
     for g in range(state().gate_count):
         gate = &state().gates[g]
         while load32(&gate.pinning):         # some milliseconds, in one of the process's contexts

@@ -28,7 +28,8 @@ from cython_ext.hook.hook cimport (
     vgpu_return_environment, vgpu_stop_at_exit, vgpu_stream_dies,
 )
 from cython_ext.hook.state cimport (
-    CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass, Thread, attached, state,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass,
+    Thread, attached, is_swappable, state,
 )
 from cython_ext.logic.meter.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.logic.meter.meter cimport launch_tag
@@ -45,6 +46,7 @@ cdef extern from "hook/hook_native.h" nogil:
     void vgpu_let_cancel(int held) noexcept
 
 cdef enum:
+    ROUNDS = 16              # of a graph whose memory goes back between its two checks
     PROGRAMMATIC_STREAM_SERIALIZATION = 6    # CU_LAUNCH_ATTRIBUTE_...: may start before its predecessor has ended
 
 
@@ -315,14 +317,21 @@ cdef int launch_taking_graph(bint own, void* graph, void* stream) noexcept nogil
     cdef Gate* gate = NULL
     cdef LaunchKey key
     cdef Pass launch
-    cdef int result = vgpu_graph_takes(own, graph, stream)
-    if result != CUDA_SUCCESS:
-        return result
+    cdef int _, result = CUDA_ERROR_OUT_OF_MEMORY
     key = launch_key(graph, WORK_GRAPH, 0, 0, 0, 0, 0)
-    result = vgpu_enter(&launch, named(stream, own), &key, 0)
-    if result != CUDA_SUCCESS:
+    for _ in range(ROUNDS):
+        result = vgpu_graph_takes(own, graph, stream)
+        if result != CUDA_SUCCESS:
+            return result
+        result = vgpu_enter(&launch, named(stream, own), &key, 0)
+        if result != CUDA_SUCCESS:
+            return result
+        result = vgpu_graph_goes(own, graph, stream, &gate)
+        if result != CUDA_ERROR_OUT_OF_MEMORY or not is_swappable(&state().gates[0]):
+            break
+        vgpu_leave(&launch, result)          # its memory went back as the vGPU left the card meanwhile
+    else:
         return result
-    result = vgpu_graph_goes(own, graph, stream, &gate)
     if result == CUDA_SUCCESS:
         if launch.thread != NULL:
             launch.thread.graph_launches += 1

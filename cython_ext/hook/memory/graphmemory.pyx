@@ -24,11 +24,12 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     charge_contexts, vgpu_capturing, vgpu_log, vgpu_make_with_room, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools,
-    vgpu_trim_pools,
+    vgpu_trim_pools, vgpu_waits_for_card,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, POOL_GRANTED, POOL_REFUSED, attached, is_swappable, state,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, OUT_OF_MORE_THAN_CARD, POOL_GRANTED, POOL_REFUSED, attached,
+    is_swappable, state,
 )
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_clear, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.memory.pools cimport pool_steps
@@ -73,6 +74,7 @@ cdef struct Launch:              # or an upload
     bint own                 # stream 0 is the thread's
     void* executable
     void* stream
+    uint64_t bytes           # in steps
 
 
 # --- what a graph needs
@@ -203,30 +205,36 @@ cdef void remember(void* executable, uint64_t round) noexcept nogil:
 cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil:
     """Before a launch that may be of one of ``State.executables``, and before its gate. CUDA_SUCCESS: the graph has its
     memory. Else: out of memory. The launch itself reports any other fault."""
-    cdef int result = take(own, executable, stream, 1)
-    return take_with_room(own, executable, stream) if result == CUDA_ERROR_OUT_OF_MEMORY else result
+    if not is_swappable(&state().gates[0]) or has_memory(executable):
+        return take(own, executable, stream, 1)
+    return take_with_room(own, executable, stream)
 
 
 cdef int take_with_room(bint own, void* executable, void* stream) noexcept nogil:
-    """The card has no room, or the limit allows none: in a swappable vGPU, others may leave the card for it."""
+    """While the vGPU's memory is on the card. For want of room there, others leave."""
     cdef Launch launch
-    cdef Gate* gate = NULL
+    cdef Gate* gate = &state().gates[0]
     cdef Block* known
-    cdef uint64_t bytes = 0
+    cdef int result
+    launch.own, launch.executable, launch.stream, launch.bytes = own, executable, stream, 0
     lock_acquire(&state().memory_lock)
     known = alloc_find(&state().executables, <uint64_t>executable)
     if known != NULL:
-        gate, bytes = &state().gates[known.flags], known.bytes
+        launch.bytes = pool_steps(known.bytes)
     lock_release(&state().memory_lock)
-    if not is_swappable(gate):
-        return CUDA_ERROR_OUT_OF_MEMORY
-    launch.own, launch.executable, launch.stream = own, executable, stream
-    return vgpu_make_with_room(gate, pool_steps(bytes), take_in_room, &launch)
+    if known == NULL:
+        return CUDA_SUCCESS
+    result = vgpu_make_with_room(gate, launch.bytes, take_in_room, &launch)
+    return CUDA_ERROR_OUT_OF_MEMORY if result == OUT_OF_MORE_THAN_CARD else result
 
 
 cdef int take_in_room(Gate* gate, void* what) noexcept nogil:
+    """Tried again only while the card is what it lacks."""
     cdef const Launch* launch = <const Launch*>what
-    return take(launch.own, launch.executable, launch.stream, 1)
+    cdef int result = take(launch.own, launch.executable, launch.stream, 1)
+    if result == CUDA_ERROR_OUT_OF_MEMORY and not vgpu_waits_for_card(gate, launch.bytes):
+        return OUT_OF_MORE_THAN_CARD
+    return result
 
 
 cdef int take(bint own, void* executable, void* stream, bint outside) noexcept nogil:

@@ -9,13 +9,14 @@ charged. Any free call may free any pointer, so a table has each allocation's ch
 from libc.stdint cimport uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuMemAllocManaged, real_cuMemFree, real_cuMemFree_v2, real_cuMemFreeAsync,
-    real_cuMemFreeAsync_ptsz,
+    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize,
+    real_cuMemAllocManaged, real_cuMemFree, real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz,
 )
 from cython_ext.hook.hook cimport (
     vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_forget_hasher, vgpu_forget_pins,
-    vgpu_free_ordered, vgpu_free_swappable, vgpu_gate_here, vgpu_physical_of_context_died, vgpu_pooled,
-    vgpu_pooled_freed, vgpu_release, vgpu_reserve, vgpu_returned_of_context_died, vgpu_settle_ahead, vgpu_settle_pools,
+    vgpu_free_ordered, vgpu_free_swappable, vgpu_gate_here, vgpu_ordered_gone, vgpu_physical_of_context_died,
+    vgpu_pooled, vgpu_pooled_freed, vgpu_release, vgpu_reserve, vgpu_returned_of_context_died, vgpu_settle_ahead,
+    vgpu_settle_pools,
 )
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_PIECES, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, Pooled, attached,
@@ -197,6 +198,7 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
             alloc_remove(table, block.address, &block)
             if block.flags & BLOCK_SWAPPABLE:
                 lock_release(&state().memory_lock)
+                vgpu_ordered_gone(&block)
                 vgpu_drop_swappable(&block)      # the driver keeps it: it belongs to no context
                 lock_acquire(&state().memory_lock)
                 i = 0
@@ -209,12 +211,16 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
 
 
 cdef public void vgpu_memory_inherited(void* context, void* heir) noexcept nogil:
-    """What was allocated in one context belongs to another from here on."""
+    """What was allocated in one context belongs to another from here on, in which its work may go on."""
+    cdef void* _
     cdef AllocTable* table = &state().allocations
     cdef uint64_t i
     cdef uint32_t g
     for g in range(state().gate_count):
         vgpu_forget_hasher(&state().gates[g], context)
+    if state().returned_count and real_cuCtxPushCurrent_v2(heir) == CUDA_SUCCESS:
+        real_cuCtxSynchronize()
+        real_cuCtxPopCurrent_v2(&_)
     vgpu_returned_of_context_died(context)
     lock_acquire(&state().memory_lock)
     vgpu_physical_of_context_died(context, heir)

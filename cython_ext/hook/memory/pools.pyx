@@ -25,14 +25,15 @@ from cython_ext.hook.generated.driver cimport (
     real_cuPointerGetAttribute,
 )
 from cython_ext.hook.hook cimport (
-    charge_contexts, vgpu_allocate_ordered, vgpu_ask_graphs, vgpu_capturing, vgpu_card_has, vgpu_drop_returned,
-    vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log, vgpu_make_with_room, vgpu_ordered_bytes, vgpu_pay,
-    vgpu_reserve_more, vgpu_settle_ahead, vgpu_shrink_returned, vgpu_trim_graphs,
+    charge_contexts, vgpu_allocate_ordered, vgpu_ask_graphs, vgpu_capturing, vgpu_card_has, vgpu_context_named,
+    vgpu_drop_returned, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log, vgpu_make_with_room,
+    vgpu_ordered_peaks_reset, vgpu_ordered_totals, vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead,
+    vgpu_shrink_returned, vgpu_trim_graphs, vgpu_waits_for_card,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, MAX_GATES, POOLS, POOL_FULL, POOL_GRANTED, POOL_NOBODYS, POOL_REFUSED,
-    Gate, Pooled, attached, is_swappable, state,
+    OUT_OF_MORE_THAN_CARD, Gate, Pooled, attached, is_swappable, state,
 )
 from cython_ext.pages.layout cimport KIND_ASYNC, KIND_GRAPH
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
@@ -44,7 +45,9 @@ from cython_ext.native cimport add64, futex_wait, load32, now_ns
 cdef enum:
     RESERVED = 5             # CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT, and its high-water mark
     USED = 7                 # CU_MEMPOOL_ATTR_USED_MEM_CURRENT, likewise
-    USED_HIGH = 8
+    RESERVED_PEAK = 6
+    USED_PEAK = 8
+    RELEASE_THRESHOLD = 4    # CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
     RANGE_SIZE = 12          # CU_POINTER_ATTRIBUTE_RANGE_SIZE
     POOL_HANDLE = 17         # CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
     LOCATION_DEVICE = 1      # CU_MEM_LOCATION_TYPE_DEVICE
@@ -66,6 +69,7 @@ cdef struct PoolProperties:      # CUmemPoolProps, its beginning
     Place place
     void* security
     size_t most_bytes        # 0: the driver's own limit
+    unsigned short usage     # for an engine of the GPU
 
 
 cdef struct Asked:               # by cuMemAllocAsync
@@ -120,7 +124,7 @@ cdef PoolBook* open_book(uint64_t pool, uint32_t gate) noexcept nogil:
         book = &state().pools[state().pool_count]
         book.pool = pool
         book.gate = gate
-        book.private = 0
+        book.private = book.keeps = 0
         book.charged = book.reserved = book.claimed = book.stale = 0
         state().pool_count += 1
     return book
@@ -169,7 +173,7 @@ cdef public void vgpu_settle_pools() noexcept nogil:
     """Pools may have become smaller."""
     if not attached() or state().stopping:
         return
-    vgpu_shrink_returned()
+    vgpu_shrink_returned(state().returned_keep)
     if state().pool_count:
         settle_all(0)
 
@@ -178,7 +182,7 @@ cdef public void vgpu_trim_pools() noexcept nogil:
     """Trim pools, since an allocation needs memory. During a capture the driver may forbid that, and end the capture.
     """
     if attached():
-        vgpu_drop_returned(&state().gates[0], 0, 0)
+        vgpu_drop_returned(&state().gates[0], 0)
     if state().pool_count:
         vgpu_settle_ahead()
         settle_all(load32(&state().captures) == 0)
@@ -187,7 +191,7 @@ cdef public void vgpu_trim_pools() noexcept nogil:
 cdef public void vgpu_trim_drained_pools() noexcept nogil:
     """By the hook thread, with no work queued and no capture open: so that only what is in use stays on the card."""
     if state().pool_count:
-        settle_all(1)
+        settle_all(load32(&state().captures) == 0)
 
 
 # --- allocations
@@ -222,11 +226,6 @@ cdef inline bint has_room(const Gate* gate, uint64_t size) noexcept nogil:
     return vgpu_fits(gate, size) and vgpu_card_has(gate, size)
 
 
-cdef inline bint waits_for_card(const Gate* gate, uint64_t size) noexcept nogil:
-    """It is not refused: others may leave the card for it (vgpu_make_with_room)."""
-    return is_swappable(gate) and vgpu_fits(gate, size) and not vgpu_card_has(gate, size)
-
-
 cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexcept nogil:
     """Reserve what the pool may grow by. ``last``: what does not fit is refused; ``others``: whether allocations of
     other threads are under way, which count twice for a moment, as used and as about to be."""
@@ -249,7 +248,7 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
         elif last and of_graphs(pool) and size <= taken:
             pool_begin(book, 0, size)        # the driver may let it share what others have: judged when it has answered
             answer = POOL_GRANTED
-        elif last and not waits_for_card(gate, asked) and vgpu_reserve_more(gate, kind_of(book), asked):
+        elif last and not vgpu_waits_for_card(gate, asked) and vgpu_reserve_more(gate, kind_of(book), asked):
             pool_begin(book, asked, size)    # another thread gave back a moment ago
             answer = POOL_GRANTED
         else:
@@ -323,23 +322,46 @@ cdef int from_pool(Gate* gate, void* what) noexcept nogil:
     return CUDA_ERROR_OUT_OF_MEMORY
 
 
+cdef int from_pool_in_room(Gate* gate, void* what) noexcept nogil:
+    """Tried again only while the card is what it lacks."""
+    cdef int result = from_pool(gate, what)
+    if result == CUDA_ERROR_OUT_OF_MEMORY and not vgpu_waits_for_card(gate, pool_steps((<const Asked*>what).size)):
+        return OUT_OF_MORE_THAN_CARD
+    return result
+
+
+cdef bint is_charged(void* pool) noexcept nogil:
+    cdef PoolBook* book
+    cdef bint charged
+    lock_acquire(&state().pools_lock)
+    book = find(<uint64_t>pool)
+    charged = book != NULL and book.gate != NOBODYS
+    lock_release(&state().pools_lock)
+    return charged
+
+
 cdef int allocate(
     bint own, bint given, unsigned long long* pointer, size_t size, void* pool, void* stream
 ) noexcept nogil:
     cdef Gate* gate = vgpu_gate_of_stream(named(stream, own))
     cdef Asked asked
+    cdef int result
     if gate == NULL or (given and of_graphs(<uint64_t>pool)) or vgpu_capturing(named(stream, own)):
         return take(own, given, pointer, size, pool, stream)
     charge_contexts(gate)
     if not given:
         real_cuDeviceGetMemPool(&pool, gate.device)
-    if is_swappable(gate) and pointer != NULL and size and is_private(gate, pool):
+    if (
+        is_swappable(gate) and pointer != NULL and size and is_private(gate, pool)
+        and vgpu_context_named(stream) != NULL
+    ):
         return vgpu_allocate_ordered(gate, pointer, size, stream, own)
     asked.own, asked.given, asked.pool, asked.stream = own, given, pool, stream
     asked.pointer, asked.size = pointer, size
-    if is_swappable(gate):
-        return vgpu_make_with_room(gate, pool_steps(size), from_pool, &asked)
-    return from_pool(gate, &asked)
+    result = from_pool(gate, &asked)
+    if result == CUDA_ERROR_OUT_OF_MEMORY and is_charged(pool) and vgpu_waits_for_card(gate, pool_steps(size)):
+        result = vgpu_make_with_room(gate, pool_steps(size), from_pool_in_room, &asked)
+    return CUDA_ERROR_OUT_OF_MEMORY if result == OUT_OF_MORE_THAN_CARD else result
 
 
 cdef public int cuMemAllocAsync(unsigned long long* pointer, size_t size, void* stream) noexcept nogil:
@@ -402,13 +424,50 @@ cdef public void vgpu_pooled_freed(const Pooled* pooled) noexcept nogil:
 cdef public void vgpu_pool_attribute(void* pool, int which, void* value) noexcept nogil:
     """The driver has answered. What is allocated in stream order outside the pool is added: of all pools of the vGPU,
     since no account knows of which one it is."""
-    if attached() and state().swappable and RESERVED <= which <= USED_HIGH and is_private(&state().gates[0], pool):
-        (<uint64_t*>value)[0] += vgpu_ordered_bytes(which < USED)
+    cdef uint64_t used, used_peak, reserved_peak
+    if not attached() or not state().swappable or not RESERVED <= which <= USED_PEAK:
+        return
+    if not is_private(&state().gates[0], pool):
+        return
+    vgpu_ordered_totals(&used, &used_peak, &reserved_peak)
+    if which == RESERVED:
+        used += state().returned_bytes
+    elif which == RESERVED_PEAK:
+        used = reserved_peak
+    elif which == USED_PEAK:
+        used = used_peak
+    (<uint64_t*>value)[0] += used
+
+
+cdef void keep_most() noexcept nogil:
+    """The largest release threshold is that of all returned blocks. The caller holds pools_lock."""
+    cdef uint64_t most = 0
+    cdef uint32_t i
+    for i in range(state().pool_count):
+        most = max(most, state().pools[i].keeps)
+    state().returned_keep = most
+
+
+cdef public void vgpu_pool_set(void* pool, int which, const void* value) noexcept nogil:
+    """The driver has set it."""
+    cdef PoolBook* book
+    if attached() and is_swappable(&state().gates[0]) and which == RELEASE_THRESHOLD:
+        lock_acquire(&state().pools_lock)
+        book = find(<uint64_t>pool)
+        if book == NULL:
+            book = open_book(<uint64_t>pool, payer(<uint64_t>pool))
+        if book != NULL and book.gate != NOBODYS:
+            book.keeps = (<const uint64_t*>value)[0]
+        keep_most()
+        lock_release(&state().pools_lock)
+    elif attached() and (which == RESERVED_PEAK or which == USED_PEAK):
+        vgpu_ordered_peaks_reset(which == RESERVED_PEAK)
+    vgpu_settle_pools()
 
 
 cdef public void vgpu_pool_trimmed(size_t keep) noexcept nogil:
     if attached():
-        vgpu_drop_returned(&state().gates[0], keep, 0)
+        vgpu_shrink_returned(keep)
     vgpu_settle_pools()
 
 
@@ -450,7 +509,7 @@ cdef public int cuMemPoolCreate(void** pool, const void* properties) noexcept no
     if book != NULL:
         book.private = (
             given.type == TYPE_PINNED and given.place.type == LOCATION_DEVICE and given.handle_types == 0
-            and given.most_bytes == 0
+            and given.most_bytes == 0 and given.usage == 0
         )
     lock_release(&state().pools_lock)
     return result
@@ -474,5 +533,6 @@ cdef public int cuMemPoolDestroy(void* pool) noexcept nogil:
             settle(book, used, used, 0)
         state().pool_count -= 1
         book[0] = state().pools[state().pool_count]
+        keep_most()
     lock_release(&state().pools_lock)
     return result

@@ -258,7 +258,7 @@ cdef public int vgpu_make_chunks(
     cdef unsigned long long place = 0
     cdef int mode, result
     if vgpu_fits(gate, size) and not vgpu_card_has(gate, size):
-        vgpu_drop_returned(gate, 0, 0)
+        vgpu_drop_returned(gate, 0)
         if not vgpu_card_has(gate, size):
             return CUDA_ERROR_OUT_OF_MEMORY      # it is waited for: nothing is refused yet
     if not vgpu_reserve(gate, KIND_DEVICE, size):

@@ -5,52 +5,48 @@ A driver's pool keeps its memory on the card. So in a swappable vGPU, cuMemAlloc
 which is more than stream order demands.
 
 cuMemFreeAsync records an event in the stream and returns. The block is *returned*: the next allocation of its size
-takes it, at once if the event has passed, or behind the event in the same stream. Blocks whose events have passed go
+takes it, behind the event in the same stream, or at once if the event has passed. Blocks whose events have passed go
 back to the card where the driver's pool would shrink: at a synchronisation, down to the pool's release threshold, by
 cuMemPoolTrimTo, and before an allocation is refused. All of them go back before the vGPU leaves the card.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint32_t, uint64_t
 
 from cython_ext.hook.gate.fastpath cimport named
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuDeviceGetMemPool,
-    real_cuEventCreate, real_cuEventDestroy_v2, real_cuEventQuery, real_cuEventRecord,
-    real_cuEventRecord_ptsz, real_cuEventSynchronize, real_cuMemPoolGetAttribute, real_cuStreamGetCtx,
+    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuEventCreate,
+    real_cuEventDestroy_v2, real_cuEventQuery, real_cuEventRecord, real_cuEventRecord_ptsz, real_cuStreamGetCtx,
     real_cuStreamWaitEvent, real_cuStreamWaitEvent_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_allocate_swappable, vgpu_capturing, vgpu_drop_swappable, vgpu_free_swappable, vgpu_note, vgpu_settle_ahead,
+    vgpu_allocate_swappable, vgpu_capturing, vgpu_drop_swappable, vgpu_fits, vgpu_free_swappable, vgpu_note,
     vgpu_touched, vgpu_try_touch,
 )
 from cython_ext.hook.state cimport (
-    BLOCK_GATE, BLOCK_ORDERED, CUDA_SUCCESS, CU_EVENT_DISABLE_TIMING, RETURNED, Gate, Returned, State, state,
+    BLOCK_GATE, BLOCK_ORDERED, CUDA_SUCCESS, CU_EVENT_DISABLE_TIMING, Gate, RETURNED, Returned, State, is_swappable,
+    state,
 )
-from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_find
-from cython_ext.logic.memory.arenas cimport units_for
+from cython_ext.logic.memory.alloctable cimport Block, alloc_find
+from cython_ext.logic.memory.arenas cimport UNIT_BYTES, units_for
 from cython_ext.logic.memory.pieces cimport SMALL_BYTES, pieces_for
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
-from cython_ext.native cimport load32
+from cython_ext.native cimport futex_wait, load32, load64, now_ns
 
 cdef enum:
     DEFAULT_HANDLES = 2      # 1 legacy, 2 the thread's own
-    RELEASE_THRESHOLD = 4    # CU_MEMPOOL_ATTR_RELEASE_THRESHOLD
     NONE = 0xFFFFFFFF
+    AT_ONCE = 64             # blocks that are dropped after one look at the table
+    BUSY = 8                 # streams known not to have passed, in one look
+    LOOK_NS = 1_000_000      # an allocation beyond the limit waits for what was freed, and looks that often ...
+    WAIT_NS = 5_000_000_000  # ... for so long
 
 
-# --- the returned blocks; the caller holds returned_lock, but for ``finish``
-
-cdef bint has_passed(const Returned* returned) noexcept nogil:
-    cdef int mode = relax()
-    cdef bint passed = real_cuEventQuery(returned.event) == CUDA_SUCCESS
-    restore(mode)
-    return passed
-
+# --- the returned blocks, in the order of their frees; the caller holds returned_lock
 
 cdef inline uint64_t room_of(const Block* block) noexcept nogil:
     """What it takes."""
-    return units_for(block.bytes) * 512 if block.bytes <= SMALL_BYTES else pieces_for(block.bytes)
+    return units_for(block.bytes) * UNIT_BYTES if block.bytes <= SMALL_BYTES else pieces_for(block.bytes)
 
 
 cdef inline bint is_of_size(const Block* block, uint64_t size) noexcept nogil:
@@ -60,119 +56,154 @@ cdef inline bint is_of_size(const Block* block, uint64_t size) noexcept nogil:
     return units_for(block.bytes) == units_for(size) if size <= SMALL_BYTES else room_of(block) == pieces_for(size)
 
 
-cdef void remove(uint32_t i, Returned* removed) noexcept nogil:
-    cdef State* all = state()
-    removed[0] = all.returned[i]
-    all.returned_bytes -= room_of(&removed.block)
-    all.returned_count -= 1
-    all.returned[i] = all.returned[all.returned_count]
-
-
-cdef uint32_t passed_one(uint64_t size) noexcept nogil:
-    """Its index, of that size (0: any); else NONE."""
-    cdef State* all = state()
+cdef bint has_passed(const Returned* returned, void** busy, uint32_t* count) noexcept nogil:
+    """Of a stream in ``busy``, no later event has passed. None counts as passed while a context is destroyed: the event
+    may be of that one."""
     cdef uint32_t i
+    if load32(&state().dying):
+        return 0
+    for i in range(count[0]):
+        if busy[i] == returned.stream:
+            return 0
+    if real_cuEventQuery(returned.event) == CUDA_SUCCESS:
+        return 1
+    if count[0] < BUSY:
+        busy[count[0]] = returned.stream
+        count[0] += 1
+    return 0
+
+
+cdef void remove(uint32_t i) noexcept nogil:
+    """The others keep their order."""
+    cdef State* all = state()
+    cdef uint32_t k
+    all.returned_bytes -= room_of(&all.returned[i].block)
+    all.returned_count -= 1
+    for k in range(i, all.returned_count):
+        all.returned[k] = all.returned[k + 1]
+
+
+cdef uint32_t passed_of_size(uint64_t size) noexcept nogil:
+    cdef State* all = state()
+    cdef void* busy[BUSY]
+    cdef uint32_t i, count = 0
     for i in range(all.returned_count):
-        if (size == 0 or is_of_size(&all.returned[i].block, size)) and has_passed(&all.returned[i]):
+        if is_of_size(&all.returned[i].block, size) and has_passed(&all.returned[i], busy, &count):
             return i
     return NONE
 
 
 cdef uint32_t follows(uint64_t size, void* stream, bint own) noexcept nogil:
-    """The index of one that was returned in the same stream, which waits for its event. Else NONE. The handle may be
-    that of a later stream: hence the wait."""
+    """One that was returned in the same stream, which waits for its event: the handle may be that of a later stream."""
     cdef State* all = state()
-    cdef uint32_t i, found = NONE
-    cdef int mode, result
+    cdef uint32_t i
+    cdef uint64_t event
+    cdef int result
+    if load32(&all.dying):
+        return NONE
     for i in range(all.returned_count):
         if all.returned[i].stream == named(stream, own) and is_of_size(&all.returned[i].block, size):
-            found = i
-    if found == NONE:
-        return NONE
-    mode = relax()
-    if own:
-        result = real_cuStreamWaitEvent_ptsz(<uint64_t>stream, <uint64_t>all.returned[found].event, 0)
-    else:
-        result = real_cuStreamWaitEvent(<uint64_t>stream, <uint64_t>all.returned[found].event, 0)
-    restore(mode)
-    return found if result == CUDA_SUCCESS else NONE
+            event = <uint64_t>all.returned[i].event
+            if own:
+                result = real_cuStreamWaitEvent_ptsz(<uint64_t>stream, event, 0)
+            else:
+                result = real_cuStreamWaitEvent(<uint64_t>stream, event, 0)
+            return i if result == CUDA_SUCCESS else NONE
+    return NONE
 
 
-cdef void finish(const Returned* removed, bint wait) noexcept nogil:
-    """Its event has passed, or is waited for. Without locks."""
-    cdef int mode, result = CUDA_SUCCESS
-    if wait:
-        vgpu_settle_ahead()
-    mode = relax()
-    if wait:
-        result = real_cuEventSynchronize(removed.event)
-    real_cuEventDestroy_v2(removed.event)
-    restore(mode)
-    if result == CUDA_SUCCESS:
-        vgpu_drop_swappable(&removed.block)
-    else:
-        vgpu_note(&removed.block)        # a context that is broken frees nothing
-
-
-cdef void drop(uint64_t keep, bint wait) noexcept nogil:
+cdef uint32_t take_passed(uint64_t keep, Block* blocks) noexcept nogil:
+    """The first blocks whose events have passed, until no more than ``keep`` bytes are left; at most AT_ONCE."""
     cdef State* all = state()
-    cdef Returned removed
-    cdef uint32_t i
-    cdef bint waits
-    while True:
-        i, waits = NONE, 0
-        lock_acquire(&all.returned_lock)
-        if all.returned_bytes > keep:
-            i = passed_one(0)
-            if i == NONE and wait:
-                i, waits = 0, 1
-        if i != NONE:
-            remove(i, &removed)
-        lock_release(&all.returned_lock)
-        if i == NONE:
-            return
-        finish(&removed, waits)
+    cdef void* busy[BUSY]
+    cdef uint32_t i = 0, count = 0, taken = 0
+    while i < all.returned_count and taken < AT_ONCE and all.returned_bytes > keep:
+        if has_passed(&all.returned[i], busy, &count):
+            real_cuEventDestroy_v2(all.returned[i].event)
+            blocks[taken] = all.returned[i].block
+            taken += 1
+            remove(i)
+        else:
+            i += 1
+    return taken
 
 
-cdef public void vgpu_drop_returned(Gate* gate, uint64_t keep, bint wait) noexcept nogil:
-    """Give returned blocks back to the card until no more than ``keep`` bytes are left: those whose events have passed,
-    or, to ``wait``, all. Nothing happens while the vGPU's memory moves, or is away."""
-    if state().returned_count and vgpu_try_touch(gate):
-        drop(keep, wait)
+# --- they go back to the card
+
+cdef void drop(uint64_t keep) noexcept nogil:
+    cdef Block blocks[AT_ONCE]
+    cdef uint32_t i, taken = AT_ONCE
+    cdef int mode = relax()
+    while taken == AT_ONCE:
+        lock_acquire(&state().returned_lock)
+        taken = take_passed(keep, blocks)
+        lock_release(&state().returned_lock)
+        for i in range(taken):
+            vgpu_drop_swappable(&blocks[i])
+    restore(mode)
+
+
+cdef public void vgpu_drop_returned(Gate* gate, uint64_t keep) noexcept nogil:
+    """Give blocks whose events have passed back to the card, until no more than ``keep`` bytes are left. Nothing
+    happens while the vGPU's memory moves, or is away."""
+    if state().returned_count and is_swappable(gate) and vgpu_try_touch(gate):
+        drop(keep)
         vgpu_touched(gate)
 
 
 cdef public void vgpu_drop_all_returned() noexcept nogil:
     """By the hook thread, behind the shut door: all work of the contexts is done."""
     if state().returned_count:
-        drop(0, 0)
+        drop(0)
 
 
-cdef public void vgpu_shrink_returned() noexcept nogil:
-    """After a synchronisation: the pool's release threshold remains."""
-    cdef Gate* gate = &state().gates[0]
-    cdef void* pool = NULL
-    cdef uint64_t keep = 0
-    if state().returned_count and real_cuDeviceGetMemPool(&pool, gate.device) == CUDA_SUCCESS:
-        real_cuMemPoolGetAttribute(pool, RELEASE_THRESHOLD, &keep)
-        vgpu_drop_returned(gate, keep, 0)
+cdef inline uint64_t beyond_used(uint64_t reserved) noexcept nogil:
+    """Of what pools may keep ``reserved``, what is left for returned blocks."""
+    cdef uint64_t used = load64(&state().ordered_bytes)
+    return reserved - min(reserved, used)
 
+
+cdef public void vgpu_shrink_returned(uint64_t reserved) noexcept nogil:
+    """As a pool that keeps no more than that, with what is used."""
+    if state().returned_count:
+        vgpu_drop_returned(&state().gates[0], beyond_used(reserved))
+
+
+cdef public bint vgpu_await_returned(Gate* gate, uint64_t size) noexcept nogil:
+    """The limit has no room for ``size`` bytes, unless what was freed behind work goes back first: wait for that. The
+    caller does not touch. 0: it would not do, or takes too long."""
+    cdef int64_t until = now_ns() + WAIT_NS
+    cdef uint32_t nobody_wakes = 0
+    while not vgpu_fits(gate, size):
+        if load32(&state().stopping) or now_ns() >= until:
+            return 0
+        if not vgpu_fits(gate, size - min(size, load64(&state().returned_bytes))):
+            return 0
+        vgpu_drop_returned(gate, 0)
+        if not vgpu_fits(gate, size):
+            futex_wait(&nobody_wakes, 0, now_ns() + LOOK_NS)
+    return 1
+
+
+# --- contexts
 
 cdef public uint32_t vgpu_contexts_of_returned(void** contexts, uint32_t most) noexcept nogil:
-    """The contexts of returned blocks, the first ``most`` of them, each perhaps several times. The result is how many
-    were written."""
-    cdef uint32_t i, count
+    """The contexts of returned blocks, each once; at most ``most``."""
+    cdef uint32_t i, k, count = 0
     lock_acquire(&state().returned_lock)
-    count = min(state().returned_count, most)
-    for i in range(count):
-        contexts[i] = <void*>state().returned[i].block.aux
+    for i in range(state().returned_count):
+        k = 0
+        while k < count and contexts[k] != <void*>state().returned[i].block.aux:
+            k += 1
+        if k == count and count < most:
+            contexts[count] = <void*>state().returned[i].block.aux
+            count += 1
     lock_release(&state().returned_lock)
     return count
 
 
 cdef bint take_of_context(void* context, Block* block) noexcept nogil:
     cdef State* all = state()
-    cdef Returned removed
     cdef uint32_t i = 0
     cdef bint found
     lock_acquire(&all.returned_lock)
@@ -180,23 +211,57 @@ cdef bint take_of_context(void* context, Block* block) noexcept nogil:
         i += 1
     found = i < all.returned_count
     if found:
-        remove(i, &removed)
-        block[0] = removed.block
+        block[0] = all.returned[i].block
+        remove(i)
     lock_release(&all.returned_lock)
     return found
 
 
 cdef public void vgpu_returned_of_context_died(void* context) noexcept nogil:
-    """The events went with it."""
+    """The events went with it. All of its work is done."""
     cdef Block block
     while take_of_context(context, &block):
         vgpu_drop_swappable(&block)
 
 
+# --- what is allocated: State.ordered_bytes and its peak
+
+cdef void count(uint64_t added, uint64_t gone) noexcept nogil:
+    cdef State* all = state()
+    lock_acquire(&all.returned_lock)
+    all.ordered_bytes += added - gone
+    all.ordered_peak_bytes = max(all.ordered_peak_bytes, all.ordered_bytes)
+    all.reserved_peak_bytes = max(all.reserved_peak_bytes, all.ordered_bytes + all.returned_bytes)
+    lock_release(&all.returned_lock)
+
+
+cdef public void vgpu_ordered_gone(const Block* block) noexcept nogil:
+    """It is out of the table of allocations."""
+    if block.flags & BLOCK_ORDERED:
+        count(0, room_of(block))
+
+
+cdef public void vgpu_ordered_totals(uint64_t* used, uint64_t* used_peak, uint64_t* reserved_peak) noexcept nogil:
+    """In bytes. What is reserved besides is ``State.returned_bytes``."""
+    lock_acquire(&state().returned_lock)
+    used[0], used_peak[0] = state().ordered_bytes, state().ordered_peak_bytes
+    reserved_peak[0] = state().reserved_peak_bytes
+    lock_release(&state().returned_lock)
+
+
+cdef public void vgpu_ordered_peaks_reset(bint reserved) noexcept nogil:
+    lock_acquire(&state().returned_lock)
+    if reserved:
+        state().reserved_peak_bytes = state().ordered_bytes + state().returned_bytes
+    else:
+        state().ordered_peak_bytes = state().ordered_bytes
+    lock_release(&state().returned_lock)
+
+
 # --- allocations
 
-cdef void* context_of(void* stream) noexcept nogil:
-    """NULL: there is none."""
+cdef public void* vgpu_context_named(void* stream) noexcept nogil:
+    """The context of a stream as the program names it; NULL: there is none."""
     cdef void* context = NULL
     cdef int result
     if <size_t>stream > DEFAULT_HANDLES:
@@ -208,25 +273,22 @@ cdef void* context_of(void* stream) noexcept nogil:
 
 cdef bint take_returned(uint64_t size, void* stream, bint own, Block* block) noexcept nogil:
     cdef State* all = state()
-    cdef Returned removed
-    cdef uint32_t i = NONE
+    cdef uint32_t i
     cdef int mode
     if all.returned_count == 0:
         return 0
-    lock_acquire(&all.returned_lock)
-    i = passed_one(size)
-    if i == NONE:
-        i = follows(size, stream, own)
-    if i != NONE:
-        remove(i, &removed)
-    lock_release(&all.returned_lock)
-    if i == NONE:
-        return 0
     mode = relax()
-    real_cuEventDestroy_v2(removed.event)        # the driver keeps what a stream waits for
+    lock_acquire(&all.returned_lock)
+    i = follows(size, stream, own)
+    if i == NONE:
+        i = passed_of_size(size)
+    if i != NONE:
+        real_cuEventDestroy_v2(all.returned[i].event)    # the driver keeps what a stream waits for
+        block[0] = all.returned[i].block
+        remove(i)
+    lock_release(&all.returned_lock)
     restore(mode)
-    block[0] = removed.block
-    return 1
+    return i != NONE
 
 
 cdef void mark_ordered(uint64_t address, void* context) noexcept nogil:
@@ -242,18 +304,22 @@ cdef void mark_ordered(uint64_t address, void* context) noexcept nogil:
 cdef public int vgpu_allocate_ordered(
     Gate* gate, unsigned long long* pointer, size_t size, void* stream, bint own
 ) noexcept nogil:
-    """cuMemAllocAsync of a swappable vGPU, of a pool whose memory can leave. ``size``: not 0."""
-    cdef void* context = context_of(stream)
+    """cuMemAllocAsync of a swappable vGPU, of a pool whose memory can leave. ``size``: not 0. The stream has a context.
+    """
+    cdef void* context = vgpu_context_named(stream)
     cdef Block block
-    cdef int result
+    cdef int result = CUDA_SUCCESS
+    block.bytes = size
     if take_returned(size, stream, own, &block):
-        block.bytes, block.aux = size, <uint64_t>context
+        block.bytes, block.aux, block.flags = size, <uint64_t>context, block.flags | BLOCK_ORDERED
         vgpu_note(&block)
         pointer[0] = block.address
-        return CUDA_SUCCESS
-    result = vgpu_allocate_swappable(gate, pointer, size)
+    else:
+        result = vgpu_allocate_swappable(gate, pointer, size)
+        if result == CUDA_SUCCESS:
+            mark_ordered(pointer[0], context)
     if result == CUDA_SUCCESS:
-        mark_ordered(pointer[0], context)
+        count(room_of(&block), 0)
     return result
 
 
@@ -271,14 +337,19 @@ cdef bint record(void* stream, bint own, void** event) noexcept nogil:
 
 
 cdef bint recorded(void* stream, bint own, Returned* returned) noexcept nogil:
-    cdef void* context = context_of(stream)
+    """A green context can be current to one thread at a time: it is not pushed where it is current already."""
+    cdef void* context = vgpu_context_named(stream)
+    cdef void* current = NULL
     cdef bint done
-    if context == NULL or real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
+    if context == NULL or real_cuCtxGetCurrent(&current) != CUDA_SUCCESS:
+        return 0
+    if context != current and real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
         return 0
     done = record(stream, own, &returned.event)
     returned.block.aux = <uint64_t>context
     returned.stream = named(stream, own)
-    real_cuCtxPopCurrent_v2(&context)
+    if context != current:
+        real_cuCtxPopCurrent_v2(&context)
     return done
 
 
@@ -296,38 +367,27 @@ cdef bint enter(const Returned* returned) noexcept nogil:
 
 
 cdef public int vgpu_free_ordered(const Block* block, void* stream, bint own) noexcept nogil:
-    """cuMemFreeAsync; ``block`` is out of the table already."""
+    """cuMemFreeAsync; ``block`` is out of the table already. It waits for no work, unless RETURNED frees are behind
+    work that has not run."""
+    cdef Gate* gate = &state().gates[block.flags & BLOCK_GATE]
     cdef Returned returned
     cdef bint done
     cdef int mode
     if vgpu_capturing(named(stream, own)):
         return vgpu_free_swappable(block)
+    if load32(&state().returned_count) >= RETURNED:
+        vgpu_drop_returned(gate, state().returned_bytes / 2)
     returned.block = block[0]
-    returned.block.flags |= BLOCK_ORDERED
+    returned.block.flags &= ~<uint32_t>BLOCK_ORDERED
     mode = relax()
     done = recorded(stream, own, &returned)
     restore(mode)
     if not done:
         return vgpu_free_swappable(block)
-    if load32(&state().returned_count) >= RETURNED:
-        vgpu_drop_returned(&state().gates[block.flags & BLOCK_GATE], 0, 0)
     if enter(&returned):
+        vgpu_ordered_gone(block)
         return CUDA_SUCCESS
     mode = relax()
     real_cuEventDestroy_v2(returned.event)
     restore(mode)
     return vgpu_free_swappable(block)
-
-
-# --- what the program asks
-
-cdef public uint64_t vgpu_ordered_bytes(bint reserved) noexcept nogil:
-    """What is allocated in stream order; with what is ``reserved``: what that takes, and the returned blocks."""
-    cdef AllocTable* table = &state().allocations
-    cdef uint64_t i, total = 0
-    lock_acquire(&state().memory_lock)
-    for i in range(table.capacity):
-        if table.blocks[i].address and table.blocks[i].flags & BLOCK_ORDERED:
-            total += room_of(&table.blocks[i]) if reserved else table.blocks[i].bytes
-    lock_release(&state().memory_lock)
-    return total + (state().returned_bytes if reserved else 0)

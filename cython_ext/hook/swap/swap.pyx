@@ -27,7 +27,7 @@ from cython_ext.hook.hook cimport (
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CHUNK_FIXED, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, RETURNED, Gate, is_removed, state,
+    CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
 )
 from cython_ext.pages.layout cimport (
     GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PASSED, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
@@ -164,9 +164,9 @@ cdef uint32_t add_contexts_of_streams(Gate* gate, void** contexts, uint32_t coun
 
 
 cdef uint32_t add_contexts_of_returned(void** contexts, uint32_t count) noexcept nogil:
-    cdef void* found[128]
+    cdef void* found[17]
     cdef uint32_t i
-    for i in range(vgpu_contexts_of_returned(found, RETURNED)):
+    for i in range(vgpu_contexts_of_returned(found, CONTEXTS + 1)):
         count = add_context(found[i], contexts, count)
     return count
 
@@ -179,7 +179,7 @@ cdef uint32_t contexts_of(Gate* gate, void** contexts) noexcept nogil:
     count = add_contexts(gate, &state().allocations, contexts, 0)
     count = add_contexts(gate, &state().doomed, contexts, count)
     count = add_contexts_of_program(&state().physical, contexts, count)
-    program = state().physical.handles.count != 0
+    program = state().physical.handles.count != 0 or load64(&state().ordered_bytes) != 0
     lock_release(&state().memory_lock)
     count = add_contexts_of_returned(contexts, count)
     return add_contexts_of_streams(gate, contexts, count) if program else count

@@ -19,11 +19,12 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize,
 )
 from cython_ext.hook.hook cimport (
-    charge_contexts, vgpu_describe, vgpu_drop_returned, vgpu_make_chunks, vgpu_make_with_room, vgpu_note,
-    vgpu_pin_ahead, vgpu_touch, vgpu_touched, vgpu_unmake_chunks,
+    charge_contexts, vgpu_await_returned, vgpu_describe, vgpu_fits, vgpu_make_chunks, vgpu_make_with_room, vgpu_note,
+    vgpu_ordered_gone, vgpu_pin_ahead, vgpu_touch, vgpu_touched, vgpu_unmake_chunks,
 )
 from cython_ext.hook.state cimport (
-    BLOCK_GATE, BLOCK_SWAPPABLE, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, state,
+    BLOCK_GATE, BLOCK_SWAPPABLE, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_OUT_OF_MEMORY,
+    CUDA_SUCCESS, Gate, state,
 )
 from cython_ext.pages.layout cimport KIND_DEVICE
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_insert, alloc_remove
@@ -97,9 +98,9 @@ cdef public int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer,
     vgpu_pin_ahead(gate)
     asked.size, asked.pointer = size, pointer
     result = vgpu_make_with_room(gate, pieces_for(size), allocate, &asked)
-    if result == CUDA_ERROR_OUT_OF_MEMORY and state().returned_count:
-        vgpu_drop_returned(gate, 0, 1)
-        result = vgpu_make_with_room(gate, pieces_for(size), allocate, &asked)
+    if result == CUDA_ERROR_OUT_OF_MEMORY and state().returned_count and not vgpu_fits(gate, pieces_for(size)):
+        if vgpu_await_returned(gate, pieces_for(size)):
+            result = vgpu_make_with_room(gate, pieces_for(size), allocate, &asked)
     return result
 
 
@@ -123,8 +124,10 @@ cdef public void vgpu_drop_swappable(const Block* block) noexcept nogil:
 cdef int finish_work_of(void* context) noexcept nogil:
     """Wait for it, as the driver's cuMemFree does."""
     cdef int result = real_cuCtxPushCurrent_v2(context)
+    if result == CUDA_ERROR_INVALID_CONTEXT or result == CUDA_ERROR_CONTEXT_IS_DESTROYED:
+        return CUDA_SUCCESS      # it is gone, and its work with it
     if result != CUDA_SUCCESS:
-        return CUDA_SUCCESS      # the context is gone, and its work with it
+        return result
     result = real_cuCtxSynchronize()
     real_cuCtxPopCurrent_v2(&context)
     return result
@@ -173,5 +176,7 @@ cdef public int vgpu_free_swappable(const Block* block) noexcept nogil:
             vgpu_drop_swappable(block)
         else:
             vgpu_note(block)     # a context that is broken frees nothing
+    if result == CUDA_SUCCESS:
+        vgpu_ordered_gone(block)
     vgpu_touched(gate)
     return result
