@@ -225,7 +225,10 @@ cdef extern:
     bint vgpu_memory_forget(uint64_t address, Block* block) noexcept nogil
     int vgpu_memory_freed(int result, bint known, const Block* block) noexcept nogil
     # swappable.pyx
-    int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer, size_t size) noexcept nogil
+    int vgpu_allocate_swappable(
+        Gate* gate, unsigned long long* pointer, size_t size, void* context, uint32_t flags
+    ) noexcept nogil
+    void vgpu_doom(const Block* block) noexcept nogil
     int vgpu_free_swappable(const Block* block) noexcept nogil
     void vgpu_drop_swappable(const Block* block) noexcept nogil
     # stream_ordered.pyx
@@ -238,7 +241,8 @@ cdef extern:
     void vgpu_shrink_returned(uint64_t reserved) noexcept nogil
     bint vgpu_await_returned(Gate* gate, uint64_t size) noexcept nogil
     uint32_t vgpu_contexts_of_returned(void** contexts, uint32_t most) noexcept nogil
-    void vgpu_returned_of_context_died(void* context) noexcept nogil
+    void vgpu_returned_of_context_died(void* context, void* heir) noexcept nogil
+    void vgpu_ordered_comes(const Block* block) noexcept nogil
     void vgpu_ordered_gone(const Block* block) noexcept nogil
     void vgpu_ordered_totals(uint64_t* used, uint64_t* used_peak, uint64_t* reserved_peak) noexcept nogil
     void vgpu_ordered_peaks_reset(bint reserved) noexcept nogil

@@ -29,7 +29,7 @@ from cython_ext.hook.hook cimport (
 )
 from cython_ext.hook.state cimport (
     CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, LAUNCH_OVERLAPS, LAUNCH_WAITS, MAX_GATES, PASS_ANNOUNCED, Gate, Pass,
-    Thread, attached, is_swappable, state,
+    OUT_OF_MORE_THAN_CARD, Thread, attached, is_swappable, state,
 )
 from cython_ext.logic.meter.durations cimport WORK_GRAPH, LaunchKey
 from cython_ext.logic.meter.meter cimport launch_tag
@@ -332,6 +332,8 @@ cdef int launch_taking_graph(bint own, void* graph, void* stream) noexcept nogil
         vgpu_leave(&launch, result)          # its memory went back as the vGPU left the card meanwhile
     else:
         return result
+    if result == OUT_OF_MORE_THAN_CARD:
+        result = CUDA_ERROR_OUT_OF_MEMORY
     if result == CUDA_SUCCESS:
         if launch.thread != NULL:
             launch.thread.graph_launches += 1

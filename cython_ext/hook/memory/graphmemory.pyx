@@ -24,12 +24,12 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     charge_contexts, vgpu_capturing, vgpu_log, vgpu_make_with_room, vgpu_pool_begin, vgpu_pool_end, vgpu_settle_pools,
-    vgpu_trim_pools, vgpu_waits_for_card,
+    vgpu_trim_pools,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
-    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, OUT_OF_MORE_THAN_CARD, POOL_GRANTED, POOL_REFUSED, attached,
-    is_swappable, state,
+    CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, OUT_OF_MORE_THAN_CARD, POOL_FULL, POOL_GRANTED, POOL_REFUSED,
+    attached, is_swappable, state,
 )
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block, alloc_clear, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.memory.pools cimport pool_steps
@@ -205,9 +205,12 @@ cdef void remember(void* executable, uint64_t round) noexcept nogil:
 cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexcept nogil:
     """Before a launch that may be of one of ``State.executables``, and before its gate. CUDA_SUCCESS: the graph has its
     memory. Else: out of memory. The launch itself reports any other fault."""
-    if not is_swappable(&state().gates[0]) or has_memory(executable):
-        return take(own, executable, stream, 1)
-    return take_with_room(own, executable, stream)
+    cdef int result
+    if is_swappable(&state().gates[0]) and not has_memory(executable):
+        result = take_with_room(own, executable, stream)
+    else:
+        result = take(own, executable, stream, 1)
+    return CUDA_ERROR_OUT_OF_MEMORY if result == OUT_OF_MORE_THAN_CARD else result
 
 
 cdef int take_with_room(bint own, void* executable, void* stream) noexcept nogil:
@@ -215,7 +218,6 @@ cdef int take_with_room(bint own, void* executable, void* stream) noexcept nogil
     cdef Launch launch
     cdef Gate* gate = &state().gates[0]
     cdef Block* known
-    cdef int result
     launch.own, launch.executable, launch.stream, launch.bytes = own, executable, stream, 0
     lock_acquire(&state().memory_lock)
     known = alloc_find(&state().executables, <uint64_t>executable)
@@ -224,22 +226,17 @@ cdef int take_with_room(bint own, void* executable, void* stream) noexcept nogil
     lock_release(&state().memory_lock)
     if known == NULL:
         return CUDA_SUCCESS
-    result = vgpu_make_with_room(gate, launch.bytes, take_in_room, &launch)
-    return CUDA_ERROR_OUT_OF_MEMORY if result == OUT_OF_MORE_THAN_CARD else result
+    return vgpu_make_with_room(gate, launch.bytes, take_in_room, &launch)
 
 
 cdef int take_in_room(Gate* gate, void* what) noexcept nogil:
-    """Tried again only while the card is what it lacks."""
     cdef const Launch* launch = <const Launch*>what
-    cdef int result = take(launch.own, launch.executable, launch.stream, 1)
-    if result == CUDA_ERROR_OUT_OF_MEMORY and not vgpu_waits_for_card(gate, launch.bytes):
-        return OUT_OF_MORE_THAN_CARD
-    return result
+    return take(launch.own, launch.executable, launch.stream, 1)
 
 
 cdef int take(bint own, void* executable, void* stream, bint outside) noexcept nogil:
     """``outside``: of any gate. A thread inside a launch does not wait for a charge, since other threads wait for it.
-    """
+    CUDA_ERROR_OUT_OF_MEMORY: the card has no room; OUT_OF_MORE_THAN_CARD: it would not do."""
     cdef Block block
     cdef Block* known
     cdef uint64_t round = 0
@@ -255,8 +252,10 @@ cdef int take(bint own, void* executable, void* stream, bint outside) noexcept n
     if outside:
         charge_contexts(&state().gates[block.flags])
     answer = vgpu_pool_begin(block.flags + 1, block.bytes)
-    if answer == POOL_REFUSED:
+    if answer == POOL_FULL:
         return CUDA_ERROR_OUT_OF_MEMORY
+    if answer == POOL_REFUSED:
+        return OUT_OF_MORE_THAN_CARD
     round = load64(&state().gates[block.flags].graph_round) + 1      # room may have been made for it
     mode = relax()           # the driver allows a launch during any capture; perhaps not an upload
     result = real_cuGraphUpload_ptsz(executable, stream) if own else real_cuGraphUpload(executable, stream)
@@ -264,7 +263,7 @@ cdef int take(bint own, void* executable, void* stream, bint outside) noexcept n
     if answer == POOL_GRANTED and not vgpu_pool_end(block.flags + 1, block.bytes, result == CUDA_SUCCESS):
         vgpu_log(b"graph took more than the limit, bytes", block.bytes, 0)
         vgpu_trim_pools()
-        return CUDA_ERROR_OUT_OF_MEMORY
+        return OUT_OF_MORE_THAN_CARD
     if result == CUDA_SUCCESS:
         remember(executable, round)
     return CUDA_ERROR_OUT_OF_MEMORY if result == CUDA_ERROR_OUT_OF_MEMORY else CUDA_SUCCESS

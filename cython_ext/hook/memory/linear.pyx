@@ -69,10 +69,10 @@ cdef inline int settle(Gate* gate, uint64_t reserved, int result, uint64_t addre
     return result
 
 
-cdef inline bint has_context() noexcept nogil:
-    """Whether the driver would allocate at all."""
+cdef inline void* current_context() noexcept nogil:
+    """NULL: the driver would not allocate at all."""
     cdef void* context = NULL
-    return real_cuCtxGetCurrent(&context) == CUDA_SUCCESS and context != NULL
+    return context if real_cuCtxGetCurrent(&context) == CUDA_SUCCESS else NULL
 
 
 cdef inline bint is_managed(const Gate* gate) noexcept nogil:
@@ -84,8 +84,8 @@ cdef bint allocated_otherwise(Gate* gate, unsigned long long* pointer, size_t si
     """Whether it is one that need not stay on the card; with what result."""
     if is_managed(gate):
         result[0] = vgpu_allocate_managed(gate, pointer, size, ATTACH_GLOBAL)
-    elif is_swappable(gate) and pointer != NULL and size and has_context():
-        result[0] = vgpu_allocate_swappable(gate, pointer, size)
+    elif is_swappable(gate) and pointer != NULL and size and current_context() != NULL:
+        result[0] = vgpu_allocate_swappable(gate, pointer, size, current_context(), 0)
     else:
         return 0
     return 1
@@ -125,7 +125,7 @@ cdef public int cuMemAllocPitch_v2(
     cdef Gate* gate = vgpu_gate_here()
     cdef uint64_t reserved, row
     cdef int result
-    cdef bint swappable = is_swappable(gate) and has_context()
+    cdef bint swappable = is_swappable(gate) and current_context() != NULL
     if (
         (swappable or is_managed(gate)) and pointer != NULL and pitch != NULL and width and height
         and element in (4, 8, 16)
@@ -134,7 +134,7 @@ cdef public int cuMemAllocPitch_v2(
         if row < width or height > UINT64_MAX / row:
             return CUDA_ERROR_OUT_OF_MEMORY
         if swappable:
-            result = vgpu_allocate_swappable(gate, pointer, row * height)
+            result = vgpu_allocate_swappable(gate, pointer, row * height, current_context(), 0)
         else:
             result = vgpu_allocate_managed(gate, pointer, row * height, ATTACH_GLOBAL)
         if result == CUDA_SUCCESS:

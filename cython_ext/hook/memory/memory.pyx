@@ -9,8 +9,8 @@ charged. Any free call may free any pointer, so a table has each allocation's ch
 from libc.stdint cimport uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize,
-    real_cuMemAllocManaged, real_cuMemFree, real_cuMemFree_v2, real_cuMemFreeAsync, real_cuMemFreeAsync_ptsz,
+    real_cuCtxGetCurrent, real_cuMemAllocManaged, real_cuMemFree, real_cuMemFree_v2, real_cuMemFreeAsync,
+    real_cuMemFreeAsync_ptsz,
 )
 from cython_ext.hook.hook cimport (
     vgpu_cancel, vgpu_charge, vgpu_commit, vgpu_drop_swappable, vgpu_forget_hasher, vgpu_forget_pins,
@@ -188,7 +188,7 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
     for g in range(state().gate_count):
         vgpu_forget_pins(&state().gates[g])
         vgpu_forget_hasher(&state().gates[g], context)
-    vgpu_returned_of_context_died(context)
+    vgpu_returned_of_context_died(context, NULL)
     lock_acquire(&state().memory_lock)
     vgpu_physical_of_context_died(context, NULL)
     while i < table.capacity:
@@ -212,16 +212,12 @@ cdef public void vgpu_memory_of_context_died(void* context) noexcept nogil:
 
 cdef public void vgpu_memory_inherited(void* context, void* heir) noexcept nogil:
     """What was allocated in one context belongs to another from here on, in which its work may go on."""
-    cdef void* _
     cdef AllocTable* table = &state().allocations
     cdef uint64_t i
     cdef uint32_t g
     for g in range(state().gate_count):
         vgpu_forget_hasher(&state().gates[g], context)
-    if state().returned_count and real_cuCtxPushCurrent_v2(heir) == CUDA_SUCCESS:
-        real_cuCtxSynchronize()
-        real_cuCtxPopCurrent_v2(&_)
-    vgpu_returned_of_context_died(context)
+    vgpu_returned_of_context_died(context, heir)
     lock_acquire(&state().memory_lock)
     vgpu_physical_of_context_died(context, heir)
     for i in range(table.capacity):

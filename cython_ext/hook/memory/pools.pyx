@@ -124,7 +124,7 @@ cdef PoolBook* open_book(uint64_t pool, uint32_t gate) noexcept nogil:
         book = &state().pools[state().pool_count]
         book.pool = pool
         book.gate = gate
-        book.private = book.keeps = 0
+        book.private = book.bounded = book.keeps = 0
         book.charged = book.reserved = book.claimed = book.stale = 0
         state().pool_count += 1
     return book
@@ -248,7 +248,9 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
         elif last and of_graphs(pool) and size <= taken:
             pool_begin(book, 0, size)        # the driver may let it share what others have: judged when it has answered
             answer = POOL_GRANTED
-        elif last and not vgpu_waits_for_card(gate, asked) and vgpu_reserve_more(gate, kind_of(book), asked):
+        elif last and vgpu_waits_for_card(gate, asked):
+            answer = POOL_FULL
+        elif last and vgpu_reserve_more(gate, kind_of(book), asked):
             pool_begin(book, asked, size)    # another thread gave back a moment ago
             answer = POOL_GRANTED
         else:
@@ -305,13 +307,29 @@ cdef bint is_private(const Gate* gate, void* pool) noexcept nogil:
     return private
 
 
+cdef bint may_grow(void* pool) noexcept nogil:
+    """It is on the card, and has no size limit of its own."""
+    cdef PoolBook* book
+    cdef bint grows
+    lock_acquire(&state().pools_lock)
+    book = find(<uint64_t>pool)
+    grows = book != NULL and book.gate != NOBODYS and not book.bounded
+    lock_release(&state().pools_lock)
+    return grows
+
+
 cdef int from_pool(Gate* gate, void* what) noexcept nogil:
+    """CUDA_ERROR_OUT_OF_MEMORY: the card has no room; OUT_OF_MORE_THAN_CARD: it would not do."""
     cdef const Asked* asked = <const Asked*>what
     cdef int result, answer = vgpu_pool_begin(<uint64_t>asked.pool, asked.size)
-    if answer == POOL_REFUSED:
+    if answer == POOL_FULL:
         return CUDA_ERROR_OUT_OF_MEMORY
+    if answer == POOL_REFUSED:
+        return OUT_OF_MORE_THAN_CARD
     result = take(asked.own, asked.given, asked.pointer, asked.size, asked.pool, asked.stream)
     if answer == POOL_NOBODYS or vgpu_pool_end(<uint64_t>asked.pool, asked.size, result == CUDA_SUCCESS):
+        if result == CUDA_ERROR_OUT_OF_MEMORY and not may_grow(asked.pool):
+            result = OUT_OF_MORE_THAN_CARD
         return result
     vgpu_log(b"pool grew into the limit, for bytes", asked.size, 0)
     if asked.own:
@@ -319,25 +337,7 @@ cdef int from_pool(Gate* gate, void* what) noexcept nogil:
     else:
         real_cuMemFreeAsync(asked.pointer[0], asked.stream)
     vgpu_trim_pools()
-    return CUDA_ERROR_OUT_OF_MEMORY
-
-
-cdef int from_pool_in_room(Gate* gate, void* what) noexcept nogil:
-    """Tried again only while the card is what it lacks."""
-    cdef int result = from_pool(gate, what)
-    if result == CUDA_ERROR_OUT_OF_MEMORY and not vgpu_waits_for_card(gate, pool_steps((<const Asked*>what).size)):
-        return OUT_OF_MORE_THAN_CARD
-    return result
-
-
-cdef bint is_charged(void* pool) noexcept nogil:
-    cdef PoolBook* book
-    cdef bint charged
-    lock_acquire(&state().pools_lock)
-    book = find(<uint64_t>pool)
-    charged = book != NULL and book.gate != NOBODYS
-    lock_release(&state().pools_lock)
-    return charged
+    return OUT_OF_MORE_THAN_CARD
 
 
 cdef int allocate(
@@ -358,9 +358,10 @@ cdef int allocate(
         return vgpu_allocate_ordered(gate, pointer, size, stream, own)
     asked.own, asked.given, asked.pool, asked.stream = own, given, pool, stream
     asked.pointer, asked.size = pointer, size
-    result = from_pool(gate, &asked)
-    if result == CUDA_ERROR_OUT_OF_MEMORY and is_charged(pool) and vgpu_waits_for_card(gate, pool_steps(size)):
-        result = vgpu_make_with_room(gate, pool_steps(size), from_pool_in_room, &asked)
+    if is_swappable(gate):
+        result = vgpu_make_with_room(gate, pool_steps(size), from_pool, &asked)
+    else:
+        result = from_pool(gate, &asked)
     return CUDA_ERROR_OUT_OF_MEMORY if result == OUT_OF_MORE_THAN_CARD else result
 
 
@@ -507,6 +508,7 @@ cdef public int cuMemPoolCreate(void** pool, const void* properties) noexcept no
     lock_acquire(&state().pools_lock)
     book = open_book(<uint64_t>pool[0], payer_at(given.type, &given.place))
     if book != NULL:
+        book.bounded = given.most_bytes != 0
         book.private = (
             given.type == TYPE_PINNED and given.place.type == LOCATION_DEVICE and given.handle_types == 0
             and given.most_bytes == 0 and given.usage == 0

@@ -20,21 +20,20 @@ from cython_ext.hook.generated.driver cimport (
     real_cuStreamWaitEvent, real_cuStreamWaitEvent_ptsz,
 )
 from cython_ext.hook.hook cimport (
-    vgpu_allocate_swappable, vgpu_capturing, vgpu_drop_swappable, vgpu_fits, vgpu_free_swappable, vgpu_note,
+    vgpu_allocate_swappable, vgpu_capturing, vgpu_doom, vgpu_drop_swappable, vgpu_fits, vgpu_free_swappable, vgpu_note,
     vgpu_touched, vgpu_try_touch,
 )
 from cython_ext.hook.state cimport (
-    BLOCK_GATE, BLOCK_ORDERED, CUDA_SUCCESS, CU_EVENT_DISABLE_TIMING, Gate, RETURNED, Returned, State, is_swappable,
-    state,
+    BLOCK_GATE, BLOCK_ORDERED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_INVALID_HANDLE, CUDA_SUCCESS,
+    CU_EVENT_DISABLE_TIMING, Gate, OWN_HANDLE, RETURNED, Returned, State, is_swappable, state,
 )
-from cython_ext.logic.memory.alloctable cimport Block, alloc_find
+from cython_ext.logic.memory.alloctable cimport Block
 from cython_ext.logic.memory.arenas cimport UNIT_BYTES, units_for
 from cython_ext.logic.memory.pieces cimport SMALL_BYTES, pieces_for
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.native cimport futex_wait, load32, load64, now_ns
 
 cdef enum:
-    DEFAULT_HANDLES = 2      # 1 legacy, 2 the thread's own
     NONE = 0xFFFFFFFF
     AT_ONCE = 64             # blocks that are dropped after one look at the table
     BUSY = 8                 # streams known not to have passed, in one look
@@ -56,20 +55,26 @@ cdef inline bint is_of_size(const Block* block, uint64_t size) noexcept nogil:
     return units_for(block.bytes) == units_for(size) if size <= SMALL_BYTES else room_of(block) == pieces_for(size)
 
 
-cdef bint has_passed(const Returned* returned, void** busy, uint32_t* count) noexcept nogil:
-    """Of a stream in ``busy``, no later event has passed. None counts as passed while a context is destroyed: the event
-    may be of that one."""
+cdef struct Busy:            # streams of which an event was seen that has not passed: no later one has
+    uint32_t count
+    uint64_t[8] streams      # BUSY of them
+    uint64_t[8] contexts
+
+
+cdef bint has_passed(const Returned* returned, Busy* busy) noexcept nogil:
+    """None counts as passed while a context is destroyed: the event may be of that one. A thread's own default stream
+    has the same handle as that of another thread."""
     cdef uint32_t i
     if load32(&state().dying):
         return 0
-    for i in range(count[0]):
-        if busy[i] == returned.stream:
+    for i in range(busy.count):
+        if busy.streams[i] == <uint64_t>returned.stream and busy.contexts[i] == returned.block.aux:
             return 0
     if real_cuEventQuery(returned.event) == CUDA_SUCCESS:
         return 1
-    if count[0] < BUSY:
-        busy[count[0]] = returned.stream
-        count[0] += 1
+    if busy.count < BUSY and <size_t>returned.stream != OWN_HANDLE:
+        busy.streams[busy.count], busy.contexts[busy.count] = <uint64_t>returned.stream, returned.block.aux
+        busy.count += 1
     return 0
 
 
@@ -85,40 +90,36 @@ cdef void remove(uint32_t i) noexcept nogil:
 
 cdef uint32_t passed_of_size(uint64_t size) noexcept nogil:
     cdef State* all = state()
-    cdef void* busy[BUSY]
-    cdef uint32_t i, count = 0
+    cdef Busy busy
+    cdef uint32_t i
+    busy.count = 0
     for i in range(all.returned_count):
-        if is_of_size(&all.returned[i].block, size) and has_passed(&all.returned[i], busy, &count):
+        if is_of_size(&all.returned[i].block, size) and has_passed(&all.returned[i], &busy):
             return i
     return NONE
 
 
-cdef uint32_t follows(uint64_t size, void* stream, bint own) noexcept nogil:
-    """One that was returned in the same stream, which waits for its event: the handle may be that of a later stream."""
+cdef uint32_t of_stream(uint64_t size, void* stream, bint own, void* context) noexcept nogil:
+    """One that was returned in the stream of that name, the oldest."""
     cdef State* all = state()
+    cdef const Returned* returned
     cdef uint32_t i
-    cdef uint64_t event
-    cdef int result
-    if load32(&all.dying):
-        return NONE
     for i in range(all.returned_count):
-        if all.returned[i].stream == named(stream, own) and is_of_size(&all.returned[i].block, size):
-            event = <uint64_t>all.returned[i].event
-            if own:
-                result = real_cuStreamWaitEvent_ptsz(<uint64_t>stream, event, 0)
-            else:
-                result = real_cuStreamWaitEvent(<uint64_t>stream, event, 0)
-            return i if result == CUDA_SUCCESS else NONE
+        returned = &all.returned[i]
+        if returned.stream == named(stream, own) and returned.block.aux == <uint64_t>context:
+            if is_of_size(&returned.block, size):
+                return i
     return NONE
 
 
 cdef uint32_t take_passed(uint64_t keep, Block* blocks) noexcept nogil:
     """The first blocks whose events have passed, until no more than ``keep`` bytes are left; at most AT_ONCE."""
     cdef State* all = state()
-    cdef void* busy[BUSY]
-    cdef uint32_t i = 0, count = 0, taken = 0
+    cdef Busy busy
+    cdef uint32_t i = 0, taken = 0
+    busy.count = 0
     while i < all.returned_count and taken < AT_ONCE and all.returned_bytes > keep:
-        if has_passed(&all.returned[i], busy, &count):
+        if has_passed(&all.returned[i], &busy):
             real_cuEventDestroy_v2(all.returned[i].event)
             blocks[taken] = all.returned[i].block
             taken += 1
@@ -217,11 +218,15 @@ cdef bint take_of_context(void* context, Block* block) noexcept nogil:
     return found
 
 
-cdef public void vgpu_returned_of_context_died(void* context) noexcept nogil:
-    """The events went with it. All of its work is done."""
+cdef public void vgpu_returned_of_context_died(void* context, void* heir) noexcept nogil:
+    """The events went with it, and all its work is done, or goes on in ``heir`` (not NULL)."""
     cdef Block block
     while take_of_context(context, &block):
-        vgpu_drop_swappable(&block)
+        if heir == NULL:
+            vgpu_drop_swappable(&block)
+        else:
+            block.aux = <uint64_t>heir
+            vgpu_doom(&block)
 
 
 # --- what is allocated: State.ordered_bytes and its peak
@@ -233,6 +238,11 @@ cdef void count(uint64_t added, uint64_t gone) noexcept nogil:
     all.ordered_peak_bytes = max(all.ordered_peak_bytes, all.ordered_bytes)
     all.reserved_peak_bytes = max(all.reserved_peak_bytes, all.ordered_bytes + all.returned_bytes)
     lock_release(&all.returned_lock)
+
+
+cdef public void vgpu_ordered_comes(const Block* block) noexcept nogil:
+    """It is about to be in the table of allocations."""
+    count(room_of(block), 0)
 
 
 cdef public void vgpu_ordered_gone(const Block* block) noexcept nogil:
@@ -264,41 +274,70 @@ cdef public void* vgpu_context_named(void* stream) noexcept nogil:
     """The context of a stream as the program names it; NULL: there is none."""
     cdef void* context = NULL
     cdef int result
-    if <size_t>stream > DEFAULT_HANDLES:
+    if <size_t>stream > OWN_HANDLE:
         result = real_cuStreamGetCtx(stream, &context)
     else:
         result = real_cuCtxGetCurrent(&context)
     return context if result == CUDA_SUCCESS else NULL
 
 
-cdef bint take_returned(uint64_t size, void* stream, bint own, Block* block) noexcept nogil:
+cdef bint enter(const Returned* returned, uint64_t used_bytes) noexcept nogil:
+    """``used_bytes``: it was allocated until now."""
     cdef State* all = state()
+    cdef bint room
+    lock_acquire(&all.returned_lock)
+    room = all.returned_count < RETURNED
+    if room:
+        all.returned[all.returned_count] = returned[0]
+        all.returned_count += 1
+        all.returned_bytes += room_of(&returned.block)
+        all.ordered_bytes -= used_bytes
+    lock_release(&all.returned_lock)
+    return room
+
+
+cdef bint waits_for(const Returned* returned, void* stream, bint own) noexcept nogil:
+    """The stream waits for the event: its name may be that of a later stream. The driver keeps what a stream waits for.
+    """
+    cdef uint64_t event = <uint64_t>returned.event
+    cdef int result
+    if own:
+        result = real_cuStreamWaitEvent_ptsz(<uint64_t>stream, event, 0)
+    else:
+        result = real_cuStreamWaitEvent(<uint64_t>stream, event, 0)
+    if result == CUDA_SUCCESS:
+        real_cuEventDestroy_v2(returned.event)
+    elif not enter(returned, 0):
+        vgpu_doom(&returned.block)
+    return result == CUDA_SUCCESS
+
+
+cdef bint take_returned(uint64_t size, void* stream, bint own, void* context, Block* block) noexcept nogil:
+    cdef State* all = state()
+    cdef Returned returned
     cdef uint32_t i
+    cdef bint follows, found = 0
     cdef int mode
     if all.returned_count == 0:
         return 0
     mode = relax()
     lock_acquire(&all.returned_lock)
-    i = follows(size, stream, own)
-    if i == NONE:
+    i = of_stream(size, stream, own, context)
+    follows = i != NONE
+    if not follows:
         i = passed_of_size(size)
     if i != NONE:
-        real_cuEventDestroy_v2(all.returned[i].event)    # the driver keeps what a stream waits for
-        block[0] = all.returned[i].block
+        returned, found = all.returned[i], 1
         remove(i)
+        if not follows:
+            real_cuEventDestroy_v2(returned.event)
     lock_release(&all.returned_lock)
+    if follows:
+        found = waits_for(&returned, stream, own)
     restore(mode)
-    return i != NONE
-
-
-cdef void mark_ordered(uint64_t address, void* context) noexcept nogil:
-    cdef Block* known
-    lock_acquire(&state().memory_lock)
-    known = alloc_find(&state().allocations, address)
-    if known != NULL:
-        known.flags |= BLOCK_ORDERED
-        known.aux = <uint64_t>context
-    lock_release(&state().memory_lock)
+    if found:
+        block[0] = returned.block
+    return found
 
 
 cdef public int vgpu_allocate_ordered(
@@ -308,19 +347,13 @@ cdef public int vgpu_allocate_ordered(
     """
     cdef void* context = vgpu_context_named(stream)
     cdef Block block
-    cdef int result = CUDA_SUCCESS
-    block.bytes = size
-    if take_returned(size, stream, own, &block):
-        block.bytes, block.aux, block.flags = size, <uint64_t>context, block.flags | BLOCK_ORDERED
-        vgpu_note(&block)
-        pointer[0] = block.address
-    else:
-        result = vgpu_allocate_swappable(gate, pointer, size)
-        if result == CUDA_SUCCESS:
-            mark_ordered(pointer[0], context)
-    if result == CUDA_SUCCESS:
-        count(room_of(&block), 0)
-    return result
+    if not take_returned(size, stream, own, context, &block):
+        return vgpu_allocate_swappable(gate, pointer, size, context, BLOCK_ORDERED)
+    block.bytes, block.aux, block.flags = size, <uint64_t>context, block.flags | BLOCK_ORDERED
+    vgpu_ordered_comes(&block)
+    vgpu_note(&block)
+    pointer[0] = block.address
+    return CUDA_SUCCESS
 
 
 # --- frees
@@ -336,58 +369,44 @@ cdef bint record(void* stream, bint own, void** event) noexcept nogil:
     return result == CUDA_SUCCESS
 
 
-cdef bint recorded(void* stream, bint own, Returned* returned) noexcept nogil:
+cdef bint recorded(void* stream, bint own, void* context, void** event) noexcept nogil:
     """A green context can be current to one thread at a time: it is not pushed where it is current already."""
-    cdef void* context = vgpu_context_named(stream)
     cdef void* current = NULL
     cdef bint done
-    if context == NULL or real_cuCtxGetCurrent(&current) != CUDA_SUCCESS:
+    if real_cuCtxGetCurrent(&current) != CUDA_SUCCESS:
         return 0
     if context != current and real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
         return 0
-    done = record(stream, own, &returned.event)
-    returned.block.aux = <uint64_t>context
-    returned.stream = named(stream, own)
+    done = record(stream, own, event)
     if context != current:
         real_cuCtxPopCurrent_v2(&context)
     return done
-
-
-cdef bint enter(const Returned* returned) noexcept nogil:
-    cdef State* all = state()
-    cdef bint room
-    lock_acquire(&all.returned_lock)
-    room = all.returned_count < RETURNED
-    if room:
-        all.returned[all.returned_count] = returned[0]
-        all.returned_count += 1
-        all.returned_bytes += room_of(&returned.block)
-    lock_release(&all.returned_lock)
-    return room
 
 
 cdef public int vgpu_free_ordered(const Block* block, void* stream, bint own) noexcept nogil:
     """cuMemFreeAsync; ``block`` is out of the table already. It waits for no work, unless RETURNED frees are behind
     work that has not run."""
     cdef Gate* gate = &state().gates[block.flags & BLOCK_GATE]
+    cdef void* context = vgpu_context_named(stream)
     cdef Returned returned
+    cdef Block later
     cdef bint done
     cdef int mode
+    if context == NULL:
+        vgpu_note(block)
+        return CUDA_ERROR_INVALID_HANDLE if <size_t>stream > OWN_HANDLE else CUDA_ERROR_INVALID_CONTEXT
+    later = block[0]
+    later.aux = <uint64_t>context        # where the work is that a free without an event waits for
     if vgpu_capturing(named(stream, own)):
-        return vgpu_free_swappable(block)
+        return vgpu_free_swappable(&later)
     if load32(&state().returned_count) >= RETURNED:
         vgpu_drop_returned(gate, state().returned_bytes / 2)
-    returned.block = block[0]
+    returned.block, returned.stream = later, named(stream, own)
     returned.block.flags &= ~<uint32_t>BLOCK_ORDERED
     mode = relax()
-    done = recorded(stream, own, &returned)
+    done = recorded(stream, own, context, &returned.event)
+    if done and not enter(&returned, room_of(block) if block.flags & BLOCK_ORDERED else 0):
+        real_cuEventDestroy_v2(returned.event)
+        done = 0
     restore(mode)
-    if not done:
-        return vgpu_free_swappable(block)
-    if enter(&returned):
-        vgpu_ordered_gone(block)
-        return CUDA_SUCCESS
-    mode = relax()
-    real_cuEventDestroy_v2(returned.event)
-    restore(mode)
-    return vgpu_free_swappable(block)
+    return CUDA_SUCCESS if done else vgpu_free_swappable(&later)

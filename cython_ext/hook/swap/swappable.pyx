@@ -13,14 +13,14 @@ cuMemUnmap does not wait (H200: the stream dies). Queries return the allocation'
 capture, where the hook may not wait, a free is done later.
 """
 
-from libc.stdint cimport uint64_t
+from libc.stdint cimport uint32_t, uint64_t
 
 from cython_ext.hook.generated.driver cimport (
-    real_cuCtxGetCurrent, real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize,
+    real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxSynchronize,
 )
 from cython_ext.hook.hook cimport (
     charge_contexts, vgpu_await_returned, vgpu_describe, vgpu_fits, vgpu_make_chunks, vgpu_make_with_room, vgpu_note,
-    vgpu_ordered_gone, vgpu_pin_ahead, vgpu_touch, vgpu_touched, vgpu_unmake_chunks,
+    vgpu_ordered_comes, vgpu_ordered_gone, vgpu_pin_ahead, vgpu_touch, vgpu_touched, vgpu_unmake_chunks,
 )
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CUDA_ERROR_CONTEXT_IS_DESTROYED, CUDA_ERROR_INVALID_CONTEXT, CUDA_ERROR_OUT_OF_MEMORY,
@@ -37,6 +37,8 @@ from cython_ext.native cimport load32
 cdef struct Asked:               # by cuMemAlloc
     uint64_t size
     unsigned long long* pointer
+    void* context            # its free waits for the work of this context
+    uint32_t flags           # BLOCK_ORDERED, or none
 
 
 # --- allocations
@@ -71,7 +73,6 @@ cdef int allocate_small(Gate* gate, uint64_t size, uint64_t* address) noexcept n
 cdef int allocate(Gate* gate, void* what) noexcept nogil:
     cdef const Asked* asked = <const Asked*>what
     cdef uint64_t address = 0
-    cdef void* context = NULL
     cdef Block block
     cdef int result
     free_doomed()
@@ -81,22 +82,27 @@ cdef int allocate(Gate* gate, void* what) noexcept nogil:
         result = vgpu_make_chunks(gate, pieces_for(asked.size), NULL, &address)
     if result == CUDA_SUCCESS:
         vgpu_describe(gate, KIND_DEVICE, address, asked.size, &block)
-        real_cuCtxGetCurrent(&context)
-        block.aux = <uint64_t>context        # its free waits for the work of this context
-        block.flags |= BLOCK_SWAPPABLE
+        block.aux = <uint64_t>asked.context
+        block.flags |= BLOCK_SWAPPABLE | asked.flags
+        if asked.flags:
+            vgpu_ordered_comes(&block)
         vgpu_note(&block)
         asked.pointer[0] = address
     return result
 
 
-cdef public int vgpu_allocate_swappable(Gate* gate, unsigned long long* pointer, size_t size) noexcept nogil:
-    """cuMemAlloc of a swappable vGPU. ``size``: not 0. What it may own, and the card has no room for, is waited for."""
+cdef public int vgpu_allocate_swappable(
+    Gate* gate, unsigned long long* pointer, size_t size, void* context, uint32_t flags
+) noexcept nogil:
+    """cuMemAlloc of a swappable vGPU, in ``context``. ``size``: not 0. ``flags``: BLOCK_ORDERED, or 0.
+
+    What it may own, and the card has no room for, is waited for."""
     cdef Asked asked
     cdef int result
     state().swappable = 1
     charge_contexts(gate)
     vgpu_pin_ahead(gate)
-    asked.size, asked.pointer = size, pointer
+    asked.size, asked.pointer, asked.context, asked.flags = size, pointer, context, flags
     result = vgpu_make_with_room(gate, pieces_for(size), allocate, &asked)
     if result == CUDA_ERROR_OUT_OF_MEMORY and state().returned_count and not vgpu_fits(gate, pieces_for(size)):
         if vgpu_await_returned(gate, pieces_for(size)):
@@ -133,7 +139,8 @@ cdef int finish_work_of(void* context) noexcept nogil:
     return result
 
 
-cdef void doom(const Block* block) noexcept nogil:
+cdef public void vgpu_doom(const Block* block) noexcept nogil:
+    """It is freed once no capture is open, and its context has no work."""
     lock_acquire(&state().memory_lock)
     alloc_insert(&state().doomed, block)
     lock_release(&state().memory_lock)
@@ -168,7 +175,7 @@ cdef public int vgpu_free_swappable(const Block* block) noexcept nogil:
     vgpu_touch(gate)
     free_doomed()
     if load32(&state().captures):
-        doom(block)
+        vgpu_doom(block)
         result = CUDA_SUCCESS
     else:
         result = finish_work_of(<void*>block.aux)

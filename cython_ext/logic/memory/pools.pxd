@@ -14,6 +14,7 @@ cdef struct PoolBook:        # the caller locks
     uint64_t pool            # its handle
     uint32_t gate            # set by the caller: the gate of its ledger
     uint32_t private         # likewise: its memory can be swappable instead (stream_ordered.pyx)
+    uint32_t bounded         # likewise: it has a size limit
     uint64_t keeps           # likewise: its release threshold, as the program has set it
     uint64_t charged         # of what it has taken: committed in the ledger
     uint64_t reserved        # in the ledger, for growth
