@@ -50,7 +50,7 @@ class Deed:
 
 DEEDS: Final = (
     *(Deed("plain", name) for name in (START, *OPERATIONS)),
-    *(Deed("swapped", name) for name in (START, "linear", "pitched", "physical", *MOVES)),
+    *(Deed("swapped", name) for name in (START, "linear", "pitched", "physical", "pooled", *MOVES)),
 )
 """Memory that stays on the card is the same in both; for another context "swapped" has no room."""
 
