@@ -233,7 +233,7 @@ def test_who_cannot_leave_goes_on_and_leaves_once_it_can(swapped: Swapped) -> No
     stuck, other = swapped.vgpus("stuck", "other")
     worker = swapped.program(stuck, 1)
     worker.says("block")
-    waits = swapped.node.program(other, PROGRAM, str(OWNED), "2", "busy")
+    waits = swapped.node.program(other, PROGRAM, str(OWNED), "2", "busy", "plain")
     try:
         with swapped.node.link() as link:
             kinds = (n.event.kind for n in link.watch(snapshots=False, events=True) if n.event is not None)
