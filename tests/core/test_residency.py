@@ -181,19 +181,21 @@ def test_what_the_driver_keeps_is_not_given_out_unless_somebody_needs_all_there_
     assert usable_bytes(140 * GIB, 4 * GIB, small) == 136 * GIB
     assert usable_bytes(140 * GIB, 4 * GIB, [*small, tenant(3, 139, resident=False)]) == 139 * GIB
     assert usable_bytes(140 * GIB, 4 * GIB, [*small, tenant(3, 150, resident=False)]) == 140 * GIB
+    assert usable_bytes(140 * GIB, 4 * GIB, [tenant(1, 130, room=8)]) == 138 * GIB
     assert usable_bytes(1 * GIB, 4 * GIB, []) == 0
 
 
 @given(
-    st.lists(st.tuples(st.integers(1, 60), st.booleans(), st.booleans()), min_size=1, max_size=6),
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 59), st.booleans(), st.booleans()), min_size=1, max_size=6),
     st.integers(0, 8),
 )
 def test_who_fits_the_card_is_never_hopeless_for_what_the_driver_keeps(
-    guests: list[tuple[int, bool, bool]], short: int
+    guests: list[tuple[int, int, bool, bool]], short: int
 ) -> None:
+    """Its memory, and the allocation for which it waits."""
     tenants = [
-        tenant(key, memory, resident=resident, wants=wants, wants_ns=key)
-        for key, (memory, resident, wants) in enumerate(guests, 1)
+        tenant(key, memory, resident=resident, wants=wants, wants_ns=key, room=min(room, 60 - memory))
+        for key, (memory, room, resident, wants) in enumerate(guests, 1)
     ]
     assert not decide(tenants, usable_bytes(60 * GIB, short * GIB, tenants), 0).hopeless
 

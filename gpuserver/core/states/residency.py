@@ -121,8 +121,10 @@ def patience_ns(failures: int) -> int:
 
 
 def usable_bytes(room_bytes: int, short_bytes: int, tenants: Iterable[Tenant]) -> int:
-    """The room, less what the driver has lately refused. The largest tenant may still try for the room by itself."""
-    return max(room_bytes - short_bytes, min(room_bytes, max((t.memory_bytes for t in tenants), default=0)))
+    """The room, less what the driver has lately refused. The largest tenant may still try for the room by itself, with
+    the allocation for which it waits."""
+    largest = max((t.memory_bytes + t.room_bytes for t in tenants), default=0)
+    return max(room_bytes - short_bytes, min(room_bytes, largest))
 
 
 def spare_bytes(tenants: Sequence[Tenant], room_bytes: int, host: HostMemory) -> dict[VgpuIndex, int]:
