@@ -193,7 +193,6 @@ cdef extern:
     # quota.pyx
     bint vgpu_fits(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil
-    bint vgpu_waits_for_card(const Gate* gate, uint64_t size) noexcept nogil
     bint vgpu_reserve_now(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     bint vgpu_reserve(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil
     bint vgpu_reserve_more(Gate* gate, uint32_t kind, uint64_t size) noexcept nogil

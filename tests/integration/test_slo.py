@@ -15,7 +15,14 @@ from vgpu.errors import ErrorCode, VgpuError
 from vgpu.protocol.messages import Steps, VgpuStatus
 from vgpu.spec import VgpuChanges
 
-SERVER: Final = """
+ANSWER: Final = """
+def answer():
+    for line in sys.stdin:
+        print(steps, flush=True)
+"""
+SERVER: Final = (
+    ANSWER
+    + """
 import ctypes, sys, threading, time
 from ctypes import byref, c_uint64, c_void_p
 from tests.hook.app import App
@@ -30,11 +37,8 @@ app.call("cuStreamEndCapture", app.stream, byref(graph))
 app.call("cuGraphInstantiateWithFlags", byref(executable), graph, c_uint64(0))
 part = app.kernel(prefill_ms / 10)
 token, host = app.allocate(4096), ctypes.create_string_buffer(16)
-answers = 0
+steps = 0
 print("started", flush=True)
-def answer():
-    for line in sys.stdin:
-        print(answers, flush=True)
 threading.Thread(target=answer, daemon=True).start()
 def next_token():
     app.call("cuMemcpyDtoHAsync_v2", host, c_uint64(token), ctypes.c_size_t(16), app.stream)
@@ -46,19 +50,19 @@ while True:
     for _ in range(int(tokens)):
         app.call("cuGraphLaunch", executable, app.stream)
         next_token()
-    answers += 1
+    steps += 1
     time.sleep(pause_ms / 1e3)
 """
-BATCH: Final = """
+)
+BATCH: Final = (
+    ANSWER
+    + """
 import sys, threading
 from tests.hook.app import App
 app = App()
 kernel = app.kernel(1)
 steps = 0
 print("started", flush=True)
-def answer():
-    for line in sys.stdin:
-        print(steps, flush=True)
 threading.Thread(target=answer, daemon=True).start()
 while True:
     for _ in range(20):
@@ -66,6 +70,7 @@ while True:
     app.synchronize()
     steps += 1
 """
+)
 BY_HAND: Final = """
 import sys
 from tests.hook.app import App
@@ -79,7 +84,9 @@ for line in sys.stdin:
     kernel.launch() if line.strip() == "launch" else app.synchronize()
     print("done", flush=True)
 """
-TWO_THREADS: Final = """
+TWO_THREADS: Final = (
+    ANSWER
+    + """
 import sys, threading, time
 from ctypes import byref, c_void_p
 from tests.hook.app import App
@@ -102,14 +109,12 @@ def launch():
         time.sleep(0.05)
 threading.Thread(target=launch, daemon=True).start()
 print("started", flush=True)
-def answer():
-    for line in sys.stdin:
-        print(steps, flush=True)
 threading.Thread(target=answer, daemon=True).start()
 while True:
     step()
     steps += 1
 """
+)
 pytestmark = pytest.mark.slow
 MEMORY: Final = 1 << 30
 BOTH: Final = "tpot=1h,ttft=1h"

@@ -74,7 +74,6 @@ cdef struct Launch:              # or an upload
     bint own                 # stream 0 is the thread's
     void* executable
     void* stream
-    uint64_t bytes           # in steps
 
 
 # --- what a graph needs
@@ -216,17 +215,17 @@ cdef public int vgpu_graph_takes(bint own, void* executable, void* stream) noexc
 cdef int take_with_room(bint own, void* executable, void* stream) noexcept nogil:
     """While the vGPU's memory is on the card. For want of room there, others leave."""
     cdef Launch launch
-    cdef Gate* gate = &state().gates[0]
     cdef Block* known
-    launch.own, launch.executable, launch.stream, launch.bytes = own, executable, stream, 0
+    cdef uint64_t bytes = 0
+    launch.own, launch.executable, launch.stream = own, executable, stream
     lock_acquire(&state().memory_lock)
     known = alloc_find(&state().executables, <uint64_t>executable)
     if known != NULL:
-        launch.bytes = pool_steps(known.bytes)
+        bytes = known.bytes
     lock_release(&state().memory_lock)
     if known == NULL:
         return CUDA_SUCCESS
-    return vgpu_make_with_room(gate, launch.bytes, take_in_room, &launch)
+    return vgpu_make_with_room(&state().gates[0], pool_steps(bytes), take_in_room, &launch)
 
 
 cdef int take_in_room(Gate* gate, void* what) noexcept nogil:

@@ -28,7 +28,7 @@ from cython_ext.hook.hook cimport (
     charge_contexts, vgpu_allocate_ordered, vgpu_ask_graphs, vgpu_capturing, vgpu_card_has, vgpu_context_named,
     vgpu_drop_returned, vgpu_fits, vgpu_gate_here, vgpu_gate_of_stream, vgpu_log, vgpu_make_with_room,
     vgpu_ordered_peaks_reset, vgpu_ordered_totals, vgpu_pay, vgpu_reserve_more, vgpu_settle_ahead,
-    vgpu_shrink_returned, vgpu_trim_graphs, vgpu_waits_for_card,
+    vgpu_shrink_returned, vgpu_trim_graphs,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -226,6 +226,11 @@ cdef inline bint has_room(const Gate* gate, uint64_t size) noexcept nogil:
     return vgpu_fits(gate, size) and vgpu_card_has(gate, size)
 
 
+cdef inline bint waits_for_card(const Gate* gate, uint64_t size) noexcept nogil:
+    """It is not refused: others may leave the card for it (vgpu_make_with_room)."""
+    return is_swappable(gate) and vgpu_fits(gate, size) and not vgpu_card_has(gate, size)
+
+
 cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexcept nogil:
     """Reserve what the pool may grow by. ``last``: what does not fit is refused; ``others``: whether allocations of
     other threads are under way, which count twice for a moment, as used and as about to be."""
@@ -248,7 +253,7 @@ cdef int try_begin(uint64_t pool, uint64_t size, bint last, bint* others) noexce
         elif last and of_graphs(pool) and size <= taken:
             pool_begin(book, 0, size)        # the driver may let it share what others have: judged when it has answered
             answer = POOL_GRANTED
-        elif last and vgpu_waits_for_card(gate, asked):
+        elif last and waits_for_card(gate, asked):
             answer = POOL_FULL
         elif last and vgpu_reserve_more(gate, kind_of(book), asked):
             pool_begin(book, asked, size)    # another thread gave back a moment ago

@@ -14,7 +14,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuDeviceTotalMem, real_cuDeviceTotalMem_v2, real_cuMemGetInfo, real_cuMemGetInfo_v2,
 )
 from cython_ext.hook.hook cimport charge_contexts, vgpu_gate_here, vgpu_log, vgpu_settle_pools, vgpu_trim_pools
-from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, is_swappable, state
+from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, attached, state
 from cython_ext.pages.layout cimport (
     GRANTS_MANAGED, GRANTS_SWAPPABLE, KIND_DEVICE, KIND_MANAGED, MAX_PROCESSES, MEMORY_KINDS, ActivityPage, GrantsPage,
     Slot,
@@ -73,11 +73,6 @@ cdef uint64_t card_left(const Gate* gate) noexcept nogil:
 cdef public bint vgpu_card_has(const Gate* gate, uint64_t size) noexcept nogil:
     """Whether the vGPU may have so much more on the card just now, apart from its own limit."""
     return size <= card_left(gate)
-
-
-cdef public bint vgpu_waits_for_card(const Gate* gate, uint64_t size) noexcept nogil:
-    """It is not refused: others may leave the card for it (vgpu_make_with_room)."""
-    return is_swappable(gate) and vgpu_fits(gate, size) and not vgpu_card_has(gate, size)
 
 
 cdef inline bint is_bound(const Gate* gate, uint32_t kind) noexcept nogil:
