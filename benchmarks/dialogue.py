@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 
 class Dialogue:
@@ -33,7 +33,7 @@ class Dialogue:
         self.process.kill()
         self.process.communicate()
 
-    def __enter__(self) -> Dialogue:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,9 +8,11 @@ captured graph. It knows of no vGPU. In each round every server gets one request
     suspended   all vGPUs are suspended (``vgpuctl suspend --resume-on call``): the request resumes its vGPU
     turns       none is suspended, and the card has no room for all: the vGPU that was used the longest ago leaves
 
-A server's weights are of a seed of its own. It is right if its tokens are those that it gave first. The first server's
-are compared with a plain program's, too, and that program's with its own: a server that is not exact by itself shows
-nothing. ``--filler``: memory of the card that is promised to another vGPU, as in 100G.
+A server's weights are of a seed of its own. In even rounds the request is a new prompt; in odd rounds the server goes
+on with its last answer, from its cache. It is right if its tokens are those that it gave first, and if sums of all its
+weights are the same at the end. The first server's tokens are compared with a plain program's, too, and that program's
+with its own: a server that is not exact by itself shows nothing. ``--filler``: memory of the card that is promised to
+another vGPU, as in 100G.
 """
 
 from __future__ import annotations
@@ -42,10 +44,19 @@ class Server(Dialogue):
     def __init__(self, prefix: list[str], environment: dict[str, str], arguments: list[str], name: str = "plain"):
         super().__init__([*prefix, sys.executable, *arguments], environment | ALLOCATOR, name)
         self.expected: list[Any] = []
+        self.sums: Any = None
 
-    def ask(self, seed: int) -> dict[str, Any]:
-        self.send(json.dumps({"seed": seed, "tokens": TOKENS}))
+    def ask(self, seed: int, turn: int = 0, tokens: int = TOKENS) -> dict[str, Any]:
+        """In an odd turn the server goes on with its last answer."""
+        self.send(json.dumps({"tokens": tokens} | ({} if turn % 2 else {"seed": seed})))
         return self.answer()
+
+    def all_answers(self) -> list[dict[str, Any]]:
+        return [self.ask(seed, turn) for seed in range(REQUESTS) for turn in range(2)]
+
+    def check(self) -> Any:
+        self.send(json.dumps({"check": True}))
+        return self.answer()["sums"]
 
 
 def plain(node: Node, arguments: list[str]) -> dict[str, Any]:
@@ -55,14 +66,13 @@ def plain(node: Node, arguments: list[str]) -> dict[str, Any]:
     server = Server([], environment, [*arguments, "--seed", "1"])
     with server:
         owned = server.answer()["reserved_bytes"]
-        answers = [server.ask(seed) for seed in range(REQUESTS)]
-        again = [server.ask(seed) for seed in range(REQUESTS)]
+        answers, again = server.all_answers(), server.all_answers()
     steps = [ms for answer in again for ms in answer["ms"][1:]]
     return {
         "bytes": owned,
         "tokens": [answer["tokens"] for answer in answers],
         "wrong_answers": sum(one["tokens"] != other["tokens"] for one, other in zip(answers, again, strict=True)),
-        "first_ms": median(answer["ms"][0] for answer in again),
+        "first_ms": median(answer["ms"][0] for answer in again[::2]),
         "step_ms": median(steps),
     }
 
@@ -85,14 +95,15 @@ class Scene:
         self.node.run("suspend", server.name, "--resume-on", "call")
 
     def measure(self, mode: str) -> dict[str, Any]:
-        wrong, first, steps = 0, [], []
+        wrong, first, steps = [], [], []
         for server in self.servers if mode == "suspended" else ():
             self.suspend(server)
         for turn in range(self.rounds):
             for server in self.servers:
-                seed = turn % REQUESTS
-                answer = server.ask(seed)
-                wrong += answer["tokens"] != server.expected[seed]
+                seed = turn // 2 % REQUESTS
+                answer = server.ask(seed, turn)
+                if answer["tokens"] != server.expected[2 * seed + turn % 2]:
+                    wrong.append(f"{server.name}, round {turn}")
                 first.append(answer["ms"][0])
                 steps += answer["ms"][1:]
                 if mode == "suspended":
@@ -103,6 +114,7 @@ class Scene:
             "first_p99_ms": round(percentile(first, 99), 1),
             "first_ms": first,
             "wrong_answers": wrong,
+            "wrong_weights": [server.name for server in self.servers if server.check() != server.sums],
             "step_ms": median(steps),
         }
 
@@ -173,7 +185,8 @@ def main() -> None:
             server.answer()
             print(f"{server.name} serves after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         for server in servers:
-            server.expected = [server.ask(seed)["tokens"] for seed in range(REQUESTS)]
+            server.expected = [answer["tokens"] for answer in server.all_answers()]
+            server.sums = server.check()
         scene = Scene(node, servers, args.rounds)
         result["differs_from_plain"] = sum(a != b for a, b in zip(servers[0].expected, expected, strict=True))
         result["pinned_after_s"] = round(await_pins(link, result["plain"]["bytes"]), 1)

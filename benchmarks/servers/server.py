@@ -3,8 +3,12 @@
     python benchmarks/servers/server.py --layers 32 --cache-tokens 7680 --batch 8 --seed 1
 
 The weights are random, of a fixed seed, and all kernels are deterministic ones. Each line of its input is a request:
-``{"seed": 3, "tokens": 16}``. It answers with one line of JSON: the tokens, and the milliseconds to the first and
-between the others.
+
+    {"seed": 3, "tokens": 16}   a new prompt: the answer is its first tokens
+    {"tokens": 16}              the next tokens after the last answer, from the cache
+    {"check": true}             sums of all weights
+
+It answers with one line of JSON. Tokens come with the milliseconds to the first and between the others.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ PROMPT_TOKENS = 64
 
 
 class Server:
-    def __init__(self, layers: int, batch: int, cache_tokens: int, seed: int) -> None:
+    def __init__(self, layers: int, batch: int, cache_tokens: int, seed: int, *, eager: bool = False) -> None:
         torch.manual_seed(seed)
         torch.use_deterministic_algorithms(True)
         torch.set_grad_enabled(False)
@@ -46,7 +50,7 @@ class Server:
         self.place = torch.zeros((1,), dtype=torch.long, device="cuda")
         self.host = torch.zeros((batch,), dtype=torch.long).pin_memory()
         self.prefill(torch.zeros((batch, PROMPT_TOKENS), dtype=torch.long, device="cuda"))
-        self.graph = self.capture()
+        self.decode = self.step if eager else self.capture().replay
 
     def new_cache(self) -> StaticCache:
         try:
@@ -92,18 +96,25 @@ class Server:
             self.step()
         return graph
 
-    def answer(self, seed: int, count: int) -> tuple[list[list[int]], list[float]]:
-        generator = torch.Generator().manual_seed(seed)
-        began = time.perf_counter()
-        prompt = torch.randint(0, self.config.vocab_size, (self.batch, PROMPT_TOKENS), generator=generator)
-        self.prefill(prompt.cuda())
-        tokens, times = [self.read()], [time.perf_counter() - began]
-        for _ in range(count - 1):
+    def answer(self, count: int, seed: int | None = None) -> tuple[list[list[int]], list[float]]:
+        tokens: list[list[int]] = []
+        times: list[float] = []
+        while len(tokens) < count:
             began = time.perf_counter()
-            self.graph.replay()
+            if seed is not None and not tokens:
+                self.prefill(self.prompt(seed).cuda())
+            else:
+                self.decode()
             tokens.append(self.read())
             times.append(time.perf_counter() - began)
         return tokens, times
+
+    def prompt(self, seed: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        return torch.randint(0, self.config.vocab_size, (self.batch, PROMPT_TOKENS), generator=generator)
+
+    def sums(self) -> list[int]:
+        return [int(weight.flatten().view(torch.int64).sum()) for weight in self.model.parameters()]
 
     def read(self) -> list[int]:
         self.host.copy_(self.token[:, 0], non_blocking=True)
@@ -115,12 +126,16 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name, default in (("layers", 32), ("batch", 8), ("cache-tokens", 7680), ("seed", 1)):
         parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--eager", action="store_true", help="no captured graph")
     args = parser.parse_args()
-    server = Server(args.layers, args.batch, args.cache_tokens, args.seed)
+    server = Server(args.layers, args.batch, args.cache_tokens, args.seed, eager=args.eager)
     print(json.dumps({"reserved_bytes": torch.cuda.memory_reserved()}), flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        tokens, times = server.answer(request["seed"], request["tokens"])
+        if "check" in request:
+            print(json.dumps({"sums": server.sums()}), flush=True)
+            continue
+        tokens, times = server.answer(request["tokens"], request.get("seed"))
         print(json.dumps({"tokens": tokens, "ms": [round(1e3 * t, 2) for t in times]}), flush=True)
 
 

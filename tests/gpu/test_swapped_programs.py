@@ -148,3 +148,56 @@ def test_pytorch_takes_turns(node: Node, allocator: str) -> None:
         print(f"first answer after a swap, seconds: {waits}")
         print(f"moves (seconds, of them pinning): {moves}")
         assert len(moves) >= 8
+
+
+GROWING = """
+import json, sys, torch
+def block(gib):
+    return torch.full((gib << 28,), 7, dtype=torch.int32, device="cuda")
+blocks = [block(int(sys.argv[1]))]
+torch.cuda.synchronize()
+print(json.dumps([len(blocks)]), flush=True)
+for line in sys.stdin:
+    blocks += [block(1) for _ in range(int(line))]
+    torch.cuda.synchronize()
+    print(json.dumps([all(bool((b == 7).all()) for b in blocks), len(blocks)]), flush=True)
+"""
+
+
+def test_others_leave_for_a_program_that_grows_by_small_pieces_beyond_what_the_card_has(node: Node) -> None:
+    """The driver keeps more of the card than the books know, so some piece is refused though there seems to be room."""
+
+    def program(prefix: list[str], environment: dict[str, str], gib: int) -> subprocess.Popen[str]:
+        environment = environment | {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
+        argv = [*prefix, sys.executable, "-c", GROWING, str(gib)]
+        return subprocess.Popen(argv, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def answer(popen: subprocess.Popen[str], line: str = "") -> list[int]:
+        assert popen.stdin is not None
+        assert popen.stdout is not None
+        if line:
+            popen.stdin.write(f"{line}\n")
+            popen.stdin.flush()
+        found: list[int] = json.loads(popen.stdout.readline())
+        return found
+
+    with ControlLink(node.control_socket) as link, ExitStack() as stack:
+        (gpu,) = link.gpus()
+        outside = program([], plain_environment(None), (gpu.total_memory_bytes >> 30) - 42)
+        stack.callback(outside.communicate)
+        stack.callback(outside.kill)
+        answer(outside)
+        programs = []
+        for name in ("stays", "grows"):
+            run = ["run", "--sm", "40", "--mem", "30G", "--oversubscribe", "swap", "--name", name, "--"]
+            programs.append(program([*node.vgpuctl, *run], node.environment, 16))
+            stack.callback(programs[-1].communicate)
+            stack.callback(programs[-1].kill)
+            answer(programs[-1])
+        stays, grows = programs
+        assert answer(grows, "8") == [True, 9]
+        assert answer(stays, "1") == [True, 2]
+        assert answer(grows, "1") == [True, 10]
+        moves = [event.kind for event in link.events(kinds=("swapped-out", "swapped-in"))]
+        print(f"moves: {moves}")
+        assert "swapped-out" in moves

@@ -262,8 +262,9 @@ def test_who_takes_nothing_of_what_it_says_it_waits_for_is_passed_over(
     play(scene)
 
 
+@pytest.mark.parametrize("unused", [GIB // 8, 2 * GIB])
 def test_others_leave_for_an_allocation_that_the_driver_refuses_though_the_books_have_room(
-    stage: Callable[..., Stage],
+    stage: Callable[..., Stage], unused: int
 ) -> None:
     """The driver keeps more of the card for itself than the books know."""
 
@@ -271,7 +272,7 @@ def test_others_leave_for_an_allocation_that_the_driver_refuses_though_the_books
         a = Played("a", 1)
 
         class Refused(Played):
-            movable_bytes = CARD - OWNED - GIB // 8
+            movable_bytes = CARD - OWNED - unused
             room_bytes = property(lambda self: 0 if a.left else GIB // 16)  # type: ignore[assignment]
 
         found = stage(a, Refused("b", 2))

@@ -240,7 +240,7 @@ class Swapping:
             if tries_ns > TAKE_NS and not place.refused and not any(stands(slot) for slot in present(vgpu.alive)):
                 # One allocation has tried all the while: the driver keeps more of the card than the books know. Once:
                 # others leave as a whole then.
-                self._short.grow(now_ns)
+                self._short.grow(now_ns, self.room_bytes - self._taken_bytes - vgpu.room_bytes)
                 place.refused = True
 
     def _knows_the_card(self) -> bool:
@@ -418,7 +418,7 @@ class Swapping:
         place.moving = False  # what it has on the card counts, and no more
         refused = any(slot.where == Where.KEPT_AWAY for slot in present(vgpu.alive))
         if refused and not any(self._place(other).leaves for other in self._swapped()):
-            self._short.grow(time.monotonic_ns())
+            self._short.grow(time.monotonic_ns(), self.room_bytes - self._taken_bytes - vgpu.away_bytes)
         place.defer()
         await self._leaves(vgpu)
         return False
