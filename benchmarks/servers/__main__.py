@@ -37,6 +37,7 @@ SERVER: Final = Path(__file__).with_name("server.py")
 REQUESTS: Final = 3
 TOKENS: Final = 8
 PINNED_S: Final = 180.0
+REST_S: Final = 10.0
 ALLOCATOR: Final = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
 
 
@@ -78,11 +79,15 @@ def plain(node: Node, arguments: list[str]) -> dict[str, Any]:
 
 
 def await_pins(link: ControlLink, owned: int) -> float:
-    began = time.monotonic()
-    while time.monotonic() - began < PINNED_S:
+    """Wait until all that the swapped vGPUs own has pinned host memory, or nothing more is pinned. Seconds."""
+    began = grown = time.monotonic()
+    pinned = -1
+    while (now := time.monotonic()) - began < PINNED_S and now - grown < REST_S:
         swapped = [vgpu for vgpu in link.list() if vgpu.spec.oversubscribe]
         if all(vgpu.memory_pinned_bytes >= owned for vgpu in swapped):
             break
+        if (total := sum(vgpu.memory_pinned_bytes for vgpu in swapped)) > pinned:
+            pinned, grown = total, now
         time.sleep(0.5)
     return time.monotonic() - began
 
