@@ -37,6 +37,7 @@ from cython_ext.logic.memory.alloctable cimport AllocTable, Block
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
 from cython_ext.logic.memory.physical cimport Mapping, Physical, PhysicalBook
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
+from cython_ext.logic.memory.store cimport BLOCK_BYTES, SEGMENT_BLOCKS
 from cython_ext.native cimport (
     exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64, storei64,
 )
@@ -252,17 +253,30 @@ cdef int copy_out(Gate* gate, uint64_t piece, uint64_t place, void* stream) noex
     return real_cuMemcpyDtoHAsync_v2(vgpu_stored(gate, piece), place, PIECE_BYTES, stream)
 
 
+cdef uint64_t run_of(Gate* gate, uint64_t piece, uint64_t end) noexcept nogil:
+    """How many bytes from ``piece`` on lie behind one another in the store, within one segment of pinned memory."""
+    cdef uint64_t first = <uint64_t>vgpu_stored(gate, piece), start = <uint64_t>gate.store.memory
+    cdef uint64_t size = PIECE_BYTES
+    while (
+        piece + size < end and (first + size - start) % (SEGMENT_BLOCKS * <uint64_t>BLOCK_BYTES) != 0
+        and <uint64_t>vgpu_stored(gate, piece + size) == first + size
+    ):
+        size += PIECE_BYTES
+    return size
+
+
 cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream) noexcept nogil:
-    """Begin its copies, piece by piece, as its places in the store need not follow each other."""
-    cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0, piece
+    """Begin its copies, as its places in the store need not follow each other."""
+    cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0, piece, size = PIECE_BYTES
     cdef int result = CUDA_SUCCESS
     while place and result == CUDA_SUCCESS and at < chunk.bytes:
         piece = chunk.address + at
         if out:
             result = copy_out(gate, piece, place + at, stream)
         else:
-            result = real_cuMemcpyHtoDAsync_v2(place + at, vgpu_stored(gate, piece), PIECE_BYTES, stream)
-        at += PIECE_BYTES
+            size = run_of(gate, piece, chunk.address + chunk.bytes)
+            result = real_cuMemcpyHtoDAsync_v2(place + at, vgpu_stored(gate, piece), size, stream)
+        at += size
     return place != 0 and result == CUDA_SUCCESS
 
 

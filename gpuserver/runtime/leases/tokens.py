@@ -91,10 +91,15 @@ class TokenLoop:
         self._alarm_ns: int | None = None
         """The scheduler's deadline for which the alarm is set."""
         self._on_decision: Callable[[], None] = lambda: None
+        self._on_parked_want: list[Callable[[], None]] = []
 
     def on_decision(self, call: Callable[[], None]) -> None:
         """``call`` is called after every decision."""
         self._on_decision = call
+
+    def on_parked_want(self, call: Callable[[], None]) -> None:
+        """``call`` is called when programs of a parked vGPU begin to want the GPU."""
+        self._on_parked_want.append(call)
 
     # --- vGPUs arrive, change and leave
 
@@ -352,6 +357,7 @@ class TokenLoop:
         """Take in the dispatcher's reports since the last call; the scheduler decides once for all of them."""
         reports: list[Report] = []
         lost = 0
+        parked_want = False
         for seen in self._dispatcher.events():
             self.events_drained += 1
             if seen.kind is EventKind.LOST:
@@ -369,6 +375,8 @@ class TokenLoop:
                     self._note(known)
                     self.meters.saw(known)
                 reports.append(_report(known))
+            elif seen.kind is EventKind.WANTS:
+                parked_want |= seen.vgpu in self._parked
         if any(isinstance(report, Runnable) for report in reports):
             # Two vGPUs may want alternately, and never both at a tick: without this, they would not be measured.
             reports = self._measures(self._wanted_ns) + reports
@@ -379,6 +387,8 @@ class TokenLoop:
             for recorder in self._recorders:
                 recorder.miss(lost)
             self._reconcile()
+        for call in self._on_parked_want if parked_want else ():
+            call()
 
     def _known(self, seen: readings.Event) -> readings.Event:
         """The event with the epoch that the scheduler knows."""

@@ -183,6 +183,7 @@ class Suspension:
         told = f"; {why}{stuck}" if why else stuck
         text = f"{vgpu_id} resumed: {counted(len(processes), 'program')} in {answer.seconds:.1f} s{told}"
         state.record_event(EventType.RESUMED, vgpu, text, seconds=answer.seconds, cause=cause.value)
+        self._swapping.step_now()  # once the caller has released the lock: it waits for nothing in between
 
     async def _swap_out(self, vgpu: Vgpu) -> tuple[int, float]:
         began = time.monotonic()

@@ -19,6 +19,7 @@ import trio
 
 from gpuserver.core.observe.sockets import arrived
 from gpuserver.core.states.standby import NO_STANDBY, Seen, Standby, cause_of, decide
+from gpuserver.runtime.bell import Bell
 from gpuserver.runtime.lifecycle.ports import (
     SocketOwners,
     Tables,
@@ -38,6 +39,7 @@ from vgpu.protocol.messages import Suspend
 from vgpu.protocol.triggers import ports_of
 
 LOOK_S: Final = 0.025
+"""Between two looks at the ports; a CUDA call needs no look."""
 NEWS_S: Final = 0.1
 """Without a vGPU that waits for a trigger: how long until the first one is noticed."""
 SCAN_RATIO: Final = 0.05
@@ -89,6 +91,7 @@ class Triggers:
         self._watches: dict[Vgpu, Watch] = {}
         self._spaces: dict[int, Space] = {}
         self._changing: set[Vgpu] = set()
+        self._calls = Bell()
 
     # --- a request
 
@@ -117,6 +120,10 @@ class Triggers:
 
     # --- looking
 
+    def look_now(self) -> None:
+        """There may be a CUDA call of a suspended vGPU."""
+        self._calls.ring()
+
     async def run(self) -> None:
         while True:
             vgpus = list(self._state.vgpus.values())
@@ -131,7 +138,7 @@ class Triggers:
             await self._look_at_ports(with_ports)
             for vgpu in watched:
                 self._check(vgpu)
-            await trio.sleep(LOOK_S if watched else NEWS_S)
+            await self._calls.wait(LOOK_S if watched else NEWS_S)
 
     async def _change(self, vgpu: Vgpu) -> None:
         """To the triggers that an idle-suspended vGPU has by now. If a survey fails, the next round tries again."""

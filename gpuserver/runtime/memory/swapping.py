@@ -31,6 +31,7 @@ from gpuserver.core.states.residency import (
     spare_bytes,
     usable_bytes,
 )
+from gpuserver.runtime.bell import Bell
 from gpuserver.runtime.memory.places import Answer, Shortage, SwapState
 from gpuserver.runtime.memory.stores import Stores
 from gpuserver.runtime.memory.watch import MemoryWatch
@@ -67,6 +68,7 @@ class Swapping:
         self._arrivals = 0
         self._began = math.inf
         self._enlisted = trio.Event()
+        self._bell = Bell()
         state.at_enlist.append(self.enlist)
         state.at_strike_off.append(self.forget)
 
@@ -122,13 +124,17 @@ class Swapping:
     def _taken_bytes(self) -> int:
         return sum(vgpu.here_bytes for vgpu in self._swapped())
 
+    def step_now(self) -> None:
+        """A vGPU may come that could not before, or is wanted."""
+        self._bell.ring()
+
     async def run(self) -> None:
         self._began = trio.current_time()
         while True:
             await self._has_vgpus()
             busy = self._step()
             coming = any(place.comes for place in self._places.values())
-            await trio.sleep(PASS_S if coming else LOOK_S if busy else CALM_S)
+            await self._bell.wait(PASS_S if coming else LOOK_S if busy else CALM_S)
 
     async def grow_ahead(self) -> None:
         """Have host memory for all that swapped vGPUs own before any of them has to leave. So the first move takes as
@@ -471,7 +477,7 @@ class Swapping:
             drains = where is Where.AWAY and any(slot.undrained for slot in missing)
             if now - moved > STOPPED_S or now - since > (DRAIN_S if drains else STALL_S):
                 return False
-            await trio.sleep(LOOK_S / 2)
+            await trio.sleep(LOOK_S / 2 if where is Where.AWAY else PASS_S)
         return False
 
     def _tell(self, vgpu: Vgpu, place: SwapState, kind: EventType, bytes_: int, ns: int) -> None:
