@@ -19,7 +19,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from llama_cpp import Llama
+from llama_cpp import Llama, llama_supports_gpu_offload
 
 WIDTH, INNER, HEADS, CACHE_HEADS, WORDS = 4096, 14336, 32, 8, 32000
 PROMPT_TOKENS = 64
@@ -113,6 +113,8 @@ def main() -> None:
     for name, default in (("layers", 8), ("cache-tokens", 32768), ("seed", 1), ("gpu-layers", -1)):
         parser.add_argument(f"--{name}", type=int, default=default)
     args = parser.parse_args()
+    if args.gpu_layers and not llama_supports_gpu_offload():
+        sys.exit("llama.cpp sees no GPU")
     server = Server(args.layers, args.cache_tokens, args.seed, args.gpu_layers)
     server.answer(2, 0)
     print(json.dumps({"reserved_bytes": server.owned}), flush=True)
