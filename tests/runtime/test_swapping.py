@@ -48,12 +48,13 @@ class Played:
     def __init__(self, name: str, key: int, where: Where = Where.RESIDENT) -> None:
         owner, share = SimpleNamespace(uid=1), SimpleNamespace(priority=Priority.NORMAL)
         self.tenant = owner.uid
-        self.record = SimpleNamespace(vgpu_id=name, key=VgpuIndex(key), owner=owner, share=share)
+        spec = SimpleNamespace(group=None)
+        self.record = SimpleNamespace(vgpu_id=name, key=VgpuIndex(key), owner=owner, share=share, spec=spec)
         self.record.memory_limit_bytes = CARD
         self.share = None
         self.grants = SimpleNamespace(present_bytes=0, spare_bytes=0)
         self.removed, self.lifecycle_lock, self.passage = trio.Event(), trio.Lock(), AT_REST
-        self.swapped_out = self.quiesced = False
+        self.swapped_out = self.quiesced = self.expected = False
         self.swaps_out = self.swaps_in = 0
         self.where = where
         self.away_bytes = OWNED if where is Where.AWAY else 0
@@ -140,6 +141,7 @@ class Stage:
             tokens=tokens,
             at_enlist=[],
             at_strike_off=[],
+            gangs=SimpleNamespace(tell=lambda residences: None),
         )
         memory = SimpleNamespace(outside=(), left_bytes=0, readings=1)
         self.swapping = Swapping(cast(Any, self.state), cast(Any, memory))
