@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gpuserver.core.scheduler.leases import VgpuIndex
-from gpuserver.core.states.residency import Moves, Tenant, decide
+from gpuserver.core.states.residency import STAY_LEAST_NS, Moves, Tenant, could_come, decide
 from gpuserver.core.states.together import (
     ASSEMBLY_NS,
     LAPSE_NS,
-    NOT_COMPLETED,
-    Completed,
+    NOT_SEEN,
     GangResidence,
     MemberResidence,
     Members,
+    Seen,
     unite,
 )
 
@@ -31,25 +31,30 @@ GPUS = 3
 AWAY = MemberResidence(wants=True)
 COMING = replace(AWAY, granted=True)
 THERE = replace(COMING, there=True)
-BOTH = Completed(frozenset({0, 1}), 5)
+READY = replace(AWAY, ready=True)
 
 
 def seen(
     here: int, own: MemberResidence, others: dict[int, MemberResidence], now_ns: int = 10, came_ns: int = 1
 ) -> GangResidence:
-    return unite(here, own, others, NOT_COMPLETED, came_ns, now_ns)[0]
-
-
-def after(own: MemberResidence, others: dict[int, MemberResidence], completed: Completed = BOTH) -> GangResidence:
-    """On GPU 1, once the members there had been complete."""
-    return unite(1, own, others, completed, 1, 10)[0]
+    return unite(here, own, others, NOT_SEEN, came_ns, now_ns)[0]
 
 
 def test_a_member_comes_after_those_on_lower_gpus() -> None:
-    assert seen(0, AWAY, {1: AWAY}).may_come
+    assert seen(0, AWAY, {1: READY}).may_come
     assert not seen(1, AWAY, {0: AWAY}).may_come
     assert seen(1, AWAY, {0: COMING}).may_come
     assert not seen(2, AWAY, {0: THERE, 1: AWAY}).may_come
+
+
+def test_the_first_waits_until_the_others_could_come_for_a_while() -> None:
+    found, since = unite(0, AWAY, {1: AWAY, 2: READY}, NOT_SEEN, 0, 7)
+    assert (found.may_come, since.waits_ns) == (False, 7)
+    assert unite(0, AWAY, {1: READY, 2: READY}, since, 0, 8)[0].may_come
+    assert unite(0, AWAY, {1: COMING, 2: AWAY}, since, 0, 8)[0].may_come
+    assert unite(0, AWAY, {1: AWAY, 2: READY}, since, 0, 7 + 2 * STAY_LEAST_NS)[0].may_come
+    assert unite(0, COMING, {1: AWAY, 2: READY}, since, 0, 8)[1].waits_ns is None
+    assert unite(1, AWAY, {0: COMING, 2: AWAY}, since, 0, 8)[0].may_come  # the first has begun
 
 
 def test_a_gang_wants_if_any_member_does() -> None:
@@ -77,11 +82,11 @@ def test_what_nobody_wants_and_is_not_complete_leaves_in_the_end() -> None:
 def test_where_one_has_left_the_others_leave() -> None:
     assert seen(1, THERE, {0: AWAY}).must_leave
     assert not seen(0, THERE, {1: AWAY}).must_leave  # it has yet to come
-    found, completed = unite(0, THERE, {1: THERE}, NOT_COMPLETED, 1, 7)
-    assert (found.complete, found.since_ns, completed) == (True, 7, Completed(frozenset({1}), 7))
-    assert unite(0, THERE, {1: AWAY}, completed, 1, 9)[0].must_leave
-    assert unite(0, AWAY, {1: AWAY}, completed, 1, 9)[1] == NOT_COMPLETED
-    assert not unite(0, THERE, {}, completed, 1, 9)[0].must_leave  # its server is silent
+    found, memory = unite(0, THERE, {1: THERE}, NOT_SEEN, 1, 7)
+    assert (found.complete, found.since_ns, memory) == (True, 7, Seen(frozenset({1}), 7))
+    assert unite(0, THERE, {1: AWAY}, memory, 1, 9)[0].must_leave
+    assert not unite(0, AWAY, {1: AWAY}, memory, 1, 9)[1].gpus
+    assert not unite(0, THERE, {}, memory, 1, 9)[0].must_leave  # its server is silent
 
 
 def test_while_one_is_suspended_the_others_are_away() -> None:
@@ -92,14 +97,15 @@ def test_while_one_is_suspended_the_others_are_away() -> None:
 
 
 def test_a_stay_pays_for_the_slowest_move_and_counts_from_the_last_arrival() -> None:
-    found, _ = unite(0, replace(THERE, move_ns=3), {1: replace(THERE, move_ns=8)}, NOT_COMPLETED, 1, 7)
+    found, _ = unite(0, replace(THERE, move_ns=3), {1: replace(THERE, move_ns=8)}, NOT_SEEN, 1, 7)
     assert (found.since_ns, found.move_ns) == (7, 8)
 
 
 @pytest.mark.parametrize(
     ("here", "own", "others", "awaits"),
     [
-        (0, AWAY, {1: AWAY}, ""),
+        (0, AWAY, {1: READY}, ""),
+        (0, AWAY, {1: AWAY}, "the vGPU of its group on GPU 1 has no room yet"),
         (1, AWAY, {0: AWAY}, "the vGPU of its group on GPU 0 has no room yet"),
         (0, THERE, {1: AWAY}, "the vGPU of its group on GPU 1 has no room yet"),
         (0, THERE, {1: COMING}, "the vGPU of its group on GPU 1 is on its way to that GPU"),
@@ -161,7 +167,7 @@ residences = st.builds(
 def test_the_rules_never_contradict_each_other(
     own: MemberResidence, others: dict[int, MemberResidence], gpus: frozenset[int], late: bool
 ) -> None:
-    found, _ = unite(2, own, others, Completed(gpus, 1), 1, 2 + late * ASSEMBLY_NS)
+    found, _ = unite(2, own, others, Seen(gpus, 1), 1, 2 + late * ASSEMBLY_NS)
     suspended = own.suspended or any(member.suspended for member in others.values())
     if found.complete:
         assert not found.assembling
@@ -189,7 +195,8 @@ class Guest:
     suspended: bool = False
     came_ns: int = 0
     left_ns: int = 0
-    completed: Completed = NOT_COMPLETED
+    seen: Seen = NOT_SEEN
+    ready: bool = False
 
     @property
     def there(self) -> bool:
@@ -200,7 +207,9 @@ class Guest:
         return self.there or (not self.resident and self.moving_until is not None)
 
     def residence(self) -> MemberResidence:
-        return MemberResidence(self.granted, self.there, self.wants, self.suspended, move_ns=self.move_ns)
+        return MemberResidence(
+            self.granted, self.there, self.wants, self.suspended, ready=self.ready, move_ns=self.move_ns
+        )
 
 
 @dataclass
@@ -230,6 +239,8 @@ class Site:
             return
         self.tenants = [self.tenant(key, guest, now) for key, guest in self.guests.items()]
         moves = decide(self.tenants, ROOM, now)
+        for key, guest in self.guests.items():
+            guest.ready = could_come(key, self.tenants, ROOM, now)
         suspended = [key for key, guest in self.guests.items() if guest.suspended and guest.there]
         for key in (*moves.leave, *suspended):
             guest = self.guests[key]
@@ -241,7 +252,7 @@ class Site:
 
     def tenant(self, key: VgpuIndex, guest: Guest, now: int) -> Tenant:
         others = {} if guest.gang is None else self.members.of(guest.gang, now)
-        gang, guest.completed = unite(self.index, guest.residence(), others, guest.completed, guest.came_ns, now)
+        gang, guest.seen = unite(self.index, guest.residence(), others, guest.seen, guest.came_ns, now)
         wants = gang.wants if others else guest.wants
         if wants != guest.wanted:
             guest.wanted, guest.wants_ns = wants, now
@@ -271,7 +282,7 @@ class Site:
         for guest in self.guests.values():
             if guest.moving_until is not None:
                 guest.resident, guest.moving_until = guest.resident or guest.memory == 0, None
-            guest.completed, guest.came_ns, guest.left_ns = NOT_COMPLETED, 0, 0
+            guest.seen, guest.came_ns, guest.left_ns = NOT_SEEN, 0, 0
             guest.wanted, guest.wants_ns = guest.wants, now
 
 
@@ -407,6 +418,8 @@ class Cluster(RuleBasedStateMachine):
                 if guest.there:
                     (seen,) = (one for one in site.tenants if one.key == key)
                     times += [seen.came_ns + seen.stay_ns, guest.came_ns + ASSEMBLY_NS]
+                elif guest.seen.waits_ns is not None:
+                    times.append(guest.seen.waits_ns + 2 * max(one.stay_ns for one in site.tenants))
         return [at for at in times if at > self.now]
 
     def check_gangs(self, gangs: dict[str, list[Guest]], partly: dict[str, int], began: int) -> None:

@@ -82,6 +82,7 @@ def go_on(programs: list[Program]) -> None:
     assert all(program.popen.poll() is None for program in programs)
 
 
+@pytest.mark.slow
 def test_a_group_leaves_as_a_whole_for_a_vgpu_on_one_of_its_gpus_and_comes_back(groups: Groups) -> None:
     groups.leave_room(1, 2)
     first, second = groups.group("ranks")
@@ -106,7 +107,6 @@ def test_two_groups_take_turns(groups: Groups) -> None:
         go_on(programs)
 
 
-@pytest.mark.slow
 def test_while_one_is_suspended_the_others_are_away_and_come_back_with_it(groups: Groups) -> None:
     groups.leave_room(1, 1)
     ranks = groups.group("ranks")

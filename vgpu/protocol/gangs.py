@@ -23,6 +23,7 @@ class Residence(Bounded):
     wants: bool
     suspended: bool = False
     able: bool = True
+    ready: bool = False
     move_ns: int = 0
 
 

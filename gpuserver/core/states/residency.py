@@ -98,7 +98,7 @@ class Tenant:
 
     @property
     def stay_ns(self) -> int:
-        return max(STAY_LEAST_NS, STAY_FACTOR * self.move_ns)
+        return stay_ns(self.move_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +121,11 @@ class HostMemory:
 
 
 NO_BOUNDS: Final = HostMemory()
+
+
+def stay_ns(move_ns: int) -> int:
+    """How long a vGPU stays on the GPU though others wait. ``move_ns``: the time that one of its moves takes."""
+    return max(STAY_LEAST_NS, STAY_FACTOR * move_ns)
 
 
 def patience_ns(failures: int) -> int:
@@ -203,6 +208,14 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
     if sum(t.memory_bytes for t in leaving) < missing:
         return Moves(hopeless=hopeless)  # no use before more of them have had their stay
     return Moves(tuple(t.key for t in leaving), come, hopeless)
+
+
+def could_come(
+    key: VgpuIndex, tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMemory = NO_BOUNDS
+) -> bool:
+    """Whether it would begin to come now, if it wanted to and might."""
+    asked = [replace(t, wants=True, may_come=True) if t.key == key else t for t in tenants]
+    return key in decide(asked, room_bytes, now_ns, host).come
 
 
 @dataclass(frozen=True, slots=True)

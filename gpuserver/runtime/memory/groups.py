@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from gpuserver.core.scheduler.leases import VgpuIndex
-from gpuserver.core.states.together import NOT_COMPLETED, GangResidence, MemberResidence, unite
+from gpuserver.core.states.together import NOT_SEEN, GangResidence, MemberResidence, unite
 from gpuserver.runtime.memory.places import SwapState
 from gpuserver.runtime.state import GpuState
 from gpuserver.runtime.vgpus import Vgpu
@@ -29,10 +29,10 @@ class SwappedGroups:
         own = self._judged[key] = self._residence(vgpu, place, now_ns)
         others = self._state.gangs.residents(key)
         if not others:
-            place.completed, vgpu.group_wants, vgpu.group_awaits = NOT_COMPLETED, False, ""
+            place.seen, vgpu.group_wants, vgpu.group_awaits = NOT_SEEN, False, ""
             vgpu.expected = vgpu.expected and not own.there
             return None
-        found, place.completed = unite(self._state.facts.index, own, others, place.completed, place.came_ns, now_ns)
+        found, place.seen = unite(self._state.facts.index, own, others, place.seen, place.came_ns, now_ns)
         if found.complete:
             vgpu.expected = False
         vgpu.group_wants, vgpu.group_awaits = found.wants, found.awaits
@@ -50,6 +50,7 @@ class SwappedGroups:
             there=there,
             wants=self._state.tokens.wants(vgpu.record.key) or vgpu.expected or vgpu.room_bytes > 0,
             suspended=vgpu.quiesced and not vgpu.idle_suspended,
+            ready=place.ready,
             able=not place.hopeless and place.not_before_ns <= now_ns,
             move_ns=place.move_ns,
         )

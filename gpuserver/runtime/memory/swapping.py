@@ -26,6 +26,7 @@ from gpuserver.core.states.residency import (
     Arrival,
     Tenant,
     admit,
+    could_come,
     decide,
     least_used_first,
     spare_bytes,
@@ -205,6 +206,8 @@ class Swapping:
             self._pass_over(vgpu, place, now_ns, offered=tenant.key in moves.offered)
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare[tenant.key])
+            if vgpu.record.spec.group is not None:
+                place.ready = could_come(tenant.key, seen, room, now_ns, host)
         self._admit()
         self._pass_each_other()
         # No event reports that a vGPU that is away is needed.
