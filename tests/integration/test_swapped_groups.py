@@ -38,12 +38,11 @@ class Groups:
             size = engine.memory_bytes - count * engine.context_bytes - ROOM_MIB * MIB
             self.node.create(gpu=str(gpu), sm_percent=5, memory_bytes=size)
 
-    def vgpu(self, gpu: int, name: str, group: str | None = None) -> VgpuStatus:
-        more: dict[str, Any] = {} if group is None else {"group": group}
+    def vgpu(self, gpu: int, name: str, **more: Any) -> VgpuStatus:
         return self.node.create(gpu=str(gpu), name=name, sm_percent=20, memory_bytes="2G", oversubscribe="swap", **more)
 
     def group(self, name: str) -> list[VgpuStatus]:
-        return [self.vgpu(gpu, f"{name}{gpu}", name) for gpu in (0, 1)]
+        return [self.vgpu(gpu, f"{name}{gpu}", group=name) for gpu in (0, 1)]
 
     def program(self, vgpu: VgpuStatus, byte: int, *, busy: bool = True) -> Program:
         self.programs.append(Program(self.node, vgpu, byte, busy=busy))
@@ -125,6 +124,24 @@ def test_while_one_is_suspended_the_others_are_away_and_come_back_with_it(groups
             link.resume(suspended.vgpu_id)
     go_on(programs)
     eventually(lambda: not any(groups.reading(vgpu).reason for vgpu in ranks), "nothing is waited for")
+
+
+@pytest.mark.slow
+def test_one_that_was_suspended_because_it_was_idle_comes_back_when_another_wants(groups: Groups) -> None:
+    groups.leave_room(1, 1)
+    busy = groups.vgpu(0, "busy", group="ranks")
+    idle = groups.vgpu(1, "idle", group="ranks", idle_suspend_ns="1s")
+    worker, sleeper = groups.program(busy, 1), groups.program(idle, 2, busy=False)
+    worker.works()
+    with groups.node.link() as link:
+        link.suspend(busy.vgpu_id)
+    eventually(lambda: state(groups.node, idle) == "idle-suspended", "nothing wants the GPUs")
+    with groups.node.link() as link:
+        link.resume(busy.vgpu_id)
+    worker.works()
+    eventually(lambda: groups.reading(idle).memory_away_bytes == 0, "it comes back, too")
+    sleeper.says("touch")
+    worker.works()
 
 
 @pytest.mark.slow
