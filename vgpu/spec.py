@@ -326,11 +326,6 @@ class VgpuSpec(BoundedRequest):
             raise ValueError("--mem-limit is for memory on the card, and --oversubscribe for memory that need not fit")
         if self.share_group is not None and self.oversubscribe is Oversubscribe.SWAP:
             raise ValueError("--share-group would show what is swapped to host memory to the group's other programs")
-        if self.group is not None and self.oversubscribe is Oversubscribe.SWAP:
-            raise ValueError(
-                "--group and --oversubscribe swap exclude each other: vGPUs of a group hold at the same time, and one "
-                "that is swapped may be away from its card"
-            )
         most, own = limit or least, self.process_memory_bytes
         most = self.memory_range_bytes[1] if self.memory_range_bytes is not None else most
         if most is not None and own is not None and own > most:

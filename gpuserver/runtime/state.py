@@ -188,7 +188,7 @@ class GpuState:
 
     def refresh_gangs(self) -> None:
         """Form the gangs anew, after a vGPU or a process with several vGPUs came or went, or the mode changed."""
-        self.gangs.enroll((vgpu for vgpu in self.vgpus.values() if not vgpu.quiesced), self.mode)
+        self.gangs.enroll(self.vgpus.values(), self.mode)
 
     def apply_shares(self) -> None:
         """Publish each changed share to the scheduler and to the pages. One changed vGPU may change the weights of all

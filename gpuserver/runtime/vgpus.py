@@ -187,6 +187,10 @@ class Vgpu:
     """Its memory comes back to the card before a program wants it."""
     swapped_out: bool = False
     """Its memory may be in the host's, so it gets no leases."""
+    group_wants: bool = False
+    """It is swapped together with its group, and a program of the group wants the GPU."""
+    group_awaits: str = ""
+    """Why its group waits, if another vGPU of the group is the reason."""
     driver_bytes: dict[int, int] | None = None
     """What the driver showed of its processes when they ran last, by pid. None: not asked yet, or no answer."""
     swaps_out: int = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import trio
 
 from gpuserver.core.admission.registry import GpuCapacity, Owner, Registry
 from gpuserver.core.scheduler.leases import GangCalled, GangMemberStatus, VgpuIndex
+from gpuserver.core.states.together import MemberResidence
 from gpuserver.runtime.leases.gangs import GangLinks, gang_of
 from gpuserver.runtime.leases.tokens import TokenLoop
 from gpuserver.runtime.vgpus import Vgpu
@@ -106,6 +108,58 @@ async def _hears_and_is_free_again() -> None:
 
 def test_what_one_decides_the_other_hears_until_the_link_ends() -> None:
     trio.run(_hears_and_is_free_again)
+
+
+def swapped(number: int = 1) -> Vgpu:
+    return vgpu(number, group="train", oversubscribe="swap")
+
+
+async def _where_memory_is_reaches_the_others() -> None:
+    here, there = [GangLinks(PATHS, gpu, cast(TokenLoop, Tokens())) for gpu in (0, 1)]
+    for links in (here, there):
+        links.enroll([swapped()], Mode.TEMPORAL)
+    key, state = swapped().record.key, MemberResidence(granted=True, wants=True, move_ns=5)
+    one, other = link_pair()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(here.serve_link, one)
+        nursery.start_soon(there.serve_link, other)
+        here.tell({key: state})
+        await until(lambda: there.residents(key) == {0: state})
+        quiesced = swapped()
+        quiesced.quiesced = True
+        here.enroll([quiesced], Mode.TEMPORAL)  # it has no leases, and its memory counts
+        here.tell({key: replace(state, suspended=True)})
+        await until(lambda: there.residents(key) == {0: replace(state, suspended=True)})
+        assert here.residents(key) == {}  # the other has not said where its memory is
+        here.enroll([], Mode.TEMPORAL)
+        await until(lambda: there.residents(key) == {})
+        nursery.cancel_scope.cancel()
+    one.close()
+    other.close()
+
+
+def test_where_the_memory_of_a_swapped_member_is_reaches_the_others() -> None:
+    trio.run(_where_memory_is_reaches_the_others)
+
+
+async def _an_older_server_says_nothing_of_memory() -> None:
+    tokens = Tokens()
+    links = GangLinks(PATHS, 1, cast(TokenLoop, tokens))
+    links.enroll([swapped()], Mode.TEMPORAL)
+    one, other = link_pair()
+    member = {"gang": "7/train", "bound": True, "start_ns": 5, "end_ns": 9, "late": False, "ready": True}
+    with trio.fail_after(10):
+        async with trio.open_nursery() as nursery, other:
+            nursery.start_soon(links.serve_link, other)
+            await one.send({"op": "outlooks", "gpu_index": 0, "members": [member]})
+            await until(lambda: any(e.gang_window is not None and e.gang_window.binding for e in tokens.heard))
+            assert links.residents(swapped().record.key) == {}
+            nursery.cancel_scope.cancel()
+    one.close()
+
+
+def test_the_member_of_an_older_server_counts_as_not_swapped() -> None:
+    trio.run(_an_older_server_says_nothing_of_memory)
 
 
 async def _says(message: dict[str, Any]) -> list[GangCalled]:

@@ -17,7 +17,8 @@ from cython_ext.readings import SlotState, Where
 from gpuserver.core.scheduler.leases import VgpuIndex
 from gpuserver.core.states.migration import AT_REST
 from gpuserver.core.states.residency import STORE_SLACK_BYTES, HostMemory
-from gpuserver.runtime.memory import places, swapping
+from gpuserver.core.states.together import MemberResidence
+from gpuserver.runtime.memory import groups, places, swapping
 from gpuserver.runtime.memory.stores import Stores
 from gpuserver.runtime.memory.swapping import Swapping
 from gpuserver.runtime.vgpus import Vgpu
@@ -48,12 +49,14 @@ class Played:
     def __init__(self, name: str, key: int, where: Where = Where.RESIDENT) -> None:
         owner, share = SimpleNamespace(uid=1), SimpleNamespace(priority=Priority.NORMAL)
         self.tenant = owner.uid
-        self.record = SimpleNamespace(vgpu_id=name, key=VgpuIndex(key), owner=owner, share=share)
+        self.group_wants, self.group_awaits, self.idle_suspended = False, "", ()
+        spec = SimpleNamespace(group=None)
+        self.record = SimpleNamespace(vgpu_id=name, key=VgpuIndex(key), owner=owner, share=share, spec=spec)
         self.record.memory_limit_bytes = CARD
         self.share = None
         self.grants = SimpleNamespace(present_bytes=0, spare_bytes=0)
         self.removed, self.lifecycle_lock, self.passage = trio.Event(), trio.Lock(), AT_REST
-        self.swapped_out = self.quiesced = False
+        self.swapped_out = self.quiesced = self.expected = False
         self.swaps_out = self.swaps_in = 0
         self.where = where
         self.away_bytes = OWNED if where is Where.AWAY else 0
@@ -134,12 +137,13 @@ class Stage:
         self.state = SimpleNamespace(
             settings=SimpleNamespace(host_memory_bytes=1 << 40),
             registry=SimpleNamespace(guaranteed_memory_bytes=0),
-            facts=SimpleNamespace(total_memory_bytes=CARD, numa_node=None),
+            facts=SimpleNamespace(index=0, total_memory_bytes=CARD, numa_node=None),
             record_event=lambda kind, vgpu, text, **more: self.events.append(kind),
             vgpus=vgpus,
             tokens=tokens,
             at_enlist=[],
             at_strike_off=[],
+            gangs=SimpleNamespace(tell=lambda residences: None),
         )
         memory = SimpleNamespace(outside=(), left_bytes=0, readings=1)
         self.swapping = Swapping(cast(Any, self.state), cast(Any, memory))
@@ -179,7 +183,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Stage]:
 
         # The machine has run for a while.
         clock = SimpleNamespace(monotonic_ns=lambda: int((trio.current_time() + 1000) * 1e9))
-        for module in (places, swapping):
+        for module in (groups, places, swapping):
             monkeypatch.setattr(module, "time", clock)
         monkeypatch.setattr(swapping, "is_stopped", lambda process: program(process).is_stopped())
         monkeypatch.setattr(swapping, "is_running", lambda process: program(process).is_running)
@@ -370,6 +374,41 @@ def test_a_migration_that_cannot_end_stops_nobody_else(stage: Callable[..., Stag
         found.state.vgpus["leaver"] = leaver
         await found.run(30, until=lambda: b.where is Where.RESIDENT)
         assert (b.where, a.left) == (Where.RESIDENT, 1)
+
+    play(scene)
+
+
+def test_a_vgpu_that_is_there_before_the_others_of_its_group_has_no_leases(stage: Callable[..., Stage]) -> None:
+    """For a bounded time. Others wait for its room meanwhile."""
+
+    async def scene() -> None:
+        rank, lone = Played("rank", 1, Where.AWAY), Played("lone", 2)
+        rank.record.spec.group = "job"
+        found = stage(rank, lone)
+        others = {1: MemberResidence(wants=True, ready=True)}
+        given: list[VgpuIndex] = []
+        found.state.tokens.unpark = lambda key, share: given.append(key)
+        found.state.gangs.residents = lambda key: others
+
+        async def until(condition: Callable[[], bool], seconds: float = 30) -> None:
+            with trio.fail_after(seconds):
+                while not condition():  # noqa: ASYNC110 - what is waited for is played
+                    await trio.sleep(STEP_S)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.run, 300)
+            await until(lambda: rank.where is Where.RESIDENT)
+            left = rank.left
+            await trio.sleep(30)
+            assert (rank.where, rank.left) == (Where.RESIDENT, left)
+            assert rank.record.key not in given
+            assert rank.group_awaits == "the vGPU of its group on GPU 1 has no room yet"
+            others[1] = MemberResidence(granted=True, there=True)
+            await until(lambda: rank.record.key in given)
+            others[1] = MemberResidence(wants=True)
+            await until(lambda: lone.where is Where.RESIDENT)
+            assert rank.where is Where.AWAY
+            nursery.cancel_scope.cancel()
 
     play(scene)
 

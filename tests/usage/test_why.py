@@ -182,6 +182,19 @@ SITUATIONS: dict[str, tuple[Facts, Cause, str, str]] = {
         "GPU 1 has room for it.",
         "vgpuctl migrate web --gpu 1",
     ),
+    "8 its group waits for another GPU": (
+        facts(
+            vgpu=vgpu(
+                state="swapped",
+                spec=VgpuSpec(sm_percent=30, oversubscribe="swap", group="job"),
+                reason="the vGPU of its group on GPU 1 has no room yet",
+            )
+        ),
+        Cause.GROUP,
+        "Its programs wait: the vGPU of its group on GPU 1 has no room yet. "
+        "The vGPUs of a group are on their GPUs all or none.",
+        "vgpuctl ls",
+    ),
     "9 no program": (
         facts(vgpu=vgpu(processes=0, **QUIET), recent=Sums(measured_ns=HOUR_NS // 4), idle_s=900.0),
         Cause.NO_PROGRAM,
@@ -279,4 +292,4 @@ def test_every_vgpu_has_one_to_three_findings_that_hold(
             assert one.spec.compute_ratio * 100 < int(size[1]) <= 100
             assert share * int(size[1]) / (one.spec.compute_ratio * 100) - share <= 1 - full + 0.02
     assert all(isinstance(value, int | float) for value in figures(planted).values())
-    assert len(FINDERS) == 8
+    assert len(FINDERS) == 9

@@ -196,7 +196,6 @@ def test_a_round_of_turns_takes_between_5_ms_and_1_s(period_ns: int, fits: bool)
         ({"memory_limit_bytes": GIB}, "--mem-limit 1 GiB is less than --mem 2 GiB"),
         ({"memory_limit_bytes": 4 * GIB, "oversubscribe": "swap"}, "--mem-limit is for memory on the card"),
         ({"share_group": "lab", "oversubscribe": "swap"}, "--share-group would show what is swapped"),
-        ({"group": "ranks", "oversubscribe": "swap"}, "--group and --oversubscribe swap exclude each other"),
         ({"process_memory_bytes": 3 * GIB}, "--mem-per-process 3 GiB is more than the 2 GiB of the vGPU"),
     ],
 )
@@ -205,6 +204,11 @@ def test_memory_options_that_exclude_each_other(fields: dict[str, Any], reason: 
         VgpuSpec(sm_percent=10, memory_bytes=2 * GIB, **fields)
     assert explain(refused.value).startswith(reason)
     assert VgpuSpec(sm_percent=10, memory_bytes=2 * GIB, memory_limit_bytes=4 * GIB, process_memory_bytes=3 * GIB)
+
+
+def test_the_vgpus_of_a_group_may_be_swapped() -> None:
+    spec = VgpuSpec(sm_percent=10, memory_bytes=2 * GIB, group="ranks", oversubscribe="swap")
+    assert (spec.group, spec.oversubscribe) == ("ranks", "swap")
 
 
 @pytest.mark.parametrize("group", ["", "a:b", "line\nbreak", "x" * 256])

@@ -12,6 +12,21 @@ from vgpu.bounds import Bounded
 BEAT_S: Final = 0.1
 
 
+class Residence(Bounded):
+    """Where the memory of a swapped member is; the fields of ``MemberResidence``
+    (``gpuserver.core.states.together``)."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    granted: bool
+    there: bool
+    wants: bool
+    suspended: bool = False
+    able: bool = True
+    ready: bool = False
+    move_ns: int = 0
+
+
 class MemberOutlook(Bounded):
     """One gang's member on the sender's GPU; the fields of ``GangMemberStatus`` (``gpuserver.core.scheduler.leases``).
     Times are CLOCK_MONOTONIC."""
@@ -24,6 +39,7 @@ class MemberOutlook(Bounded):
     end_ns: int
     late: bool
     ready: bool
+    residence: Residence | None = None  # None: it is not swapped, or its server does not know yet where its memory is
 
 
 class Outlooks(Bounded):

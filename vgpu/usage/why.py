@@ -47,6 +47,7 @@ class Cause(StrEnum):
     IDLE = "idle"
     NO_PROGRAM = "no-program"
     MEMORY_FULL = "memory-full"
+    GROUP = "group"
     SWAPS = "swaps"
     OVERCOMMIT = "overcommit"
     NEIGHBOURS = "neighbours"
@@ -148,6 +149,14 @@ def _memory_full(facts: Facts) -> Finding | None:
         return Finding(cause=Cause.MEMORY_FULL, text=text, command=f"{move} && vgpuctl set {facts.name} {option}")
     text += " no GPU has room for more, and --oversubscribe swap needs none."
     return Finding(cause=Cause.MEMORY_FULL, text=text, command="vgpuctl create --oversubscribe swap …")
+
+
+def _group(facts: Facts) -> Finding | None:
+    vgpu = facts.vgpu
+    if vgpu.spec.group is None or vgpu.spec.oversubscribe is not Oversubscribe.SWAP or not vgpu.reason:
+        return None
+    text = f"Its programs wait: {vgpu.reason}. The vGPUs of a group are on their GPUs all or none."
+    return Finding(cause=Cause.GROUP, text=text, command="vgpuctl ls")
 
 
 def _swaps(facts: Facts) -> Finding | None:
@@ -260,6 +269,7 @@ FINDERS: Final[tuple[Callable[[Facts], Finding | None], ...]] = (
     _idle,
     _no_program,
     _memory_full,
+    _group,
     _swaps,
     _less_than_promised,
     _at_limit,

@@ -17,12 +17,15 @@ time.
 A stay is long enough to pay for itself: ``STAY_FACTOR`` times what the vGPU's moves take, and not less than
 ``STAY_LEAST_NS``. Memory that is promised to other vGPUs, or borrowed, may leave less room than those on the GPU take.
 Some have to leave at once then.
+
+The vGPUs of a group are on their GPUs all or none (``gpuserver/core/states/together.py``). One of them may have to wait
+for the others before it comes, may stay until they are there, and leaves where another one has left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from gpuserver.core.scheduler.leases import VgpuIndex
@@ -49,7 +52,9 @@ class Tenant:
     ``room_bytes``: an allocation waits for so much more. ``user``: the owner of the store that its memory leaves for.
     ``pinned``: it cannot be moved now. ``came_ns``, ``left_ns``: when it came onto the GPU, and left it. ``move_ns``:
     the time that one of its moves takes. ``stray_bytes``: memory of a swapped-out vGPU that is on the GPU all the same,
-    because a move was not completed.
+    because a move was not completed. Of a vGPU whose group is swapped with it: ``may_come``: False while it is
+    not in line, because others come first; ``assembling``: it makes no room, because others are on their way to theirs;
+    ``must_leave``: whether or not its room is needed.
     """
 
     key: VgpuIndex
@@ -66,6 +71,9 @@ class Tenant:
     move_ns: int = 0
     stray_bytes: int = 0
     priority: Priority = Priority.NORMAL
+    may_come: bool = True
+    assembling: bool = False
+    must_leave: bool = False
 
     @property
     def need_bytes(self) -> int:
@@ -90,7 +98,7 @@ class Tenant:
 
     @property
     def stay_ns(self) -> int:
-        return max(STAY_LEAST_NS, STAY_FACTOR * self.move_ns)
+        return stay_ns(self.move_ns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +121,11 @@ class HostMemory:
 
 
 NO_BOUNDS: Final = HostMemory()
+
+
+def stay_ns(move_ns: int) -> int:
+    """How long a vGPU stays on the GPU though others wait. ``move_ns``: the time that one of its moves takes."""
+    return max(STAY_LEAST_NS, STAY_FACTOR * move_ns)
 
 
 def patience_ns(failures: int) -> int:
@@ -164,6 +177,11 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
 
     Memory of a leaving vGPU counts as taken until it has left, and that of a coming one as soon as its move begins.
     """
+    parting = [t for t in tenants if t.must_leave and t.resident and not (t.moving or t.pinned)]
+    if parting:
+        keys = tuple(t.key for t in parting)
+        moves = decide([replace(t, moving=True) if t in parting else t for t in tenants], room_bytes, now_ns, host)
+        return replace(moves, leave=(*keys, *moves.leave))
     taken = sum(t.taken_bytes for t in tenants)
     going = sum(t.memory_bytes for t in tenants if t.resident and t.moving)
     free = room_bytes - taken
@@ -175,7 +193,7 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
         leaving = enough(least_needed_first(here, ()), -(free + going))
         return Moves(leave=tuple(t.key for t in leaving), hopeless=hopeless)
     in_vain = frozenset(hopeless)
-    line = [t for t in line if t.key not in in_vain]
+    line = [t for t in line if t.key not in in_vain and (t.resident or t.may_come)]
     if not line:
         return Moves(hopeless=hopeless)
     first = line[0]
@@ -190,6 +208,14 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
     if sum(t.memory_bytes for t in leaving) < missing:
         return Moves(hopeless=hopeless)  # no use before more of them have had their stay
     return Moves(tuple(t.key for t in leaving), come, hopeless)
+
+
+def could_come(
+    key: VgpuIndex, tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMemory = NO_BOUNDS
+) -> bool:
+    """Whether it would begin to come now, if it wanted to and might."""
+    asked = [replace(t, wants=True, may_come=True) if t.key == key else t for t in tenants]
+    return key in decide(asked, room_bytes, now_ns, host).come
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +253,8 @@ def in_line(tenants: Iterable[Tenant]) -> list[Tenant]:
 
 
 def is_free_to_go(tenant: Tenant, now_ns: int) -> bool:
+    if tenant.assembling:
+        return False
     return not (tenant.wants or tenant.room_bytes) or now_ns >= tenant.came_ns + tenant.stay_ns
 
 

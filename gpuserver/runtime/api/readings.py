@@ -83,7 +83,7 @@ def vgpu_reading(
         simulated=place.simulated,
         mode="temporal" if record.partition is None else "spatial",
         state=_state(vgpu, statement),
-        reason=vgpu.failure or ("" if vgpu.preempted is None else vgpu.preempted.reason),
+        reason=vgpu.failure or (vgpu.group_awaits if vgpu.preempted is None else vgpu.preempted.reason),
         preempted=vgpu.preempted,
         resume_on=_triggers(vgpu),
         resume_at_unix_s=vgpu.standby.at_unix_s if vgpu.quiesced else None,
@@ -168,7 +168,7 @@ def _state(
         return "starting"
     if statement.runs:
         return "running"
-    return "waiting" if statement.wants else "idle"
+    return "waiting" if statement.wants or (vgpu.group_wants and vgpu.group_awaits) else "idle"
 
 
 def peak_bytes(vgpu: Vgpu) -> int:
@@ -331,10 +331,12 @@ def warnings_on_use(vgpu: Vgpu) -> tuple[str, ...]:
 
 
 def warnings_on_swapping(vgpu: Vgpu) -> tuple[str, ...]:
-    """What of it stays on the card while it is swapped out, and why."""
+    """What of it stays on the card while it is swapped out, and why; and whether it waits for its group."""
     if not vgpu.swaps:
         return ()
     found = []
+    if vgpu.group_awaits:
+        found.append(f"Its programs wait: {vgpu.group_awaits}.")
     if vgpu.coattached:
         programs = counted(len(vgpu.coattached), "program")
         found.append(f"The memory of {programs} that use several GPUs stays on the GPU: each GPU may reach into it.")

@@ -89,9 +89,10 @@ class IdleSuspension:
 
     def _wants(self, vgpu: Vgpu) -> bool:
         """One that ends wants to be let: its last calls of the driver wait for ever where it stands still. One with a
-        new connection to a port of --resume-on is about to want the GPU."""
+        new connection to a port of --resume-on is about to want the GPU. A vGPU that is swapped with its group is not
+        idle while the group wants its GPUs."""
         ends = vgpu.activity is not None and vgpu.activity.ends
-        return self._state.tokens.wants(vgpu.record.key) or ends or bool(vgpu.connected_port)
+        return self._state.tokens.wants(vgpu.record.key) or ends or bool(vgpu.connected_port) or vgpu.group_wants
 
     def _cause(self, vgpu: Vgpu) -> Cause:
         """Why it is resumed."""

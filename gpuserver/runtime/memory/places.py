@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from gpuserver.core.states.residency import patience_ns
+from gpuserver.core.states.together import NOT_SEEN, Seen
 
 SHORT_BYTES: Final = 256 << 20
 """The driver keeps more for itself than the books know: so much less is given out after each time it had no room."""
@@ -28,6 +29,10 @@ class Answer:
         self._comes = self._comes or comes
         self._given.set()
 
+    @property
+    def is_yes(self) -> bool:
+        return self._comes
+
     async def comes(self) -> bool:
         await self._given.wait()
         return self._comes
@@ -39,6 +44,8 @@ class SwapState:
     moves, and its memory is on the card until the move ends. ``comes``: since when it is on its way back, by a counter.
     ``room_ns``: since when an allocation waits for room; 0: none does. ``failures``: to move, in a row.
     ``offered_ns``: since when there is room for its allocation. ``refused``: the driver seemed to refuse it.
+    ``seen``: what the server saw of its group. ``ready``: it could come at once. ``assembles``: it has no leases before
+    the others of its group are there.
     """
 
     settled: bool = False
@@ -57,6 +64,9 @@ class SwapState:
     refused: bool = False
     tidied_ns: int = 0
     hopeless: bool = False
+    seen: Seen = NOT_SEEN
+    ready: bool = False
+    assembles: bool = False
     answer: Answer = field(default_factory=Answer)
 
     def defer(self) -> None:

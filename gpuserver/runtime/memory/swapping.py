@@ -26,12 +26,15 @@ from gpuserver.core.states.residency import (
     Arrival,
     Tenant,
     admit,
+    could_come,
     decide,
     least_used_first,
     spare_bytes,
     usable_bytes,
 )
+from gpuserver.core.states.together import GangResidence
 from gpuserver.runtime.bell import Bell
+from gpuserver.runtime.memory.groups import SwappedGroups
 from gpuserver.runtime.memory.places import Answer, Shortage, SwapState
 from gpuserver.runtime.memory.stores import Stores
 from gpuserver.runtime.memory.watch import MemoryWatch
@@ -62,6 +65,7 @@ class Swapping:
     def __init__(self, state: GpuState, memory: MemoryWatch) -> None:
         self._state = state
         self._memory = memory
+        self._groups = SwappedGroups(state)
         self.stores = Stores(state.settings.host_memory_bytes, state.facts.numa_node)
         self._places: dict[str, SwapState] = {}
         self._short = Shortage()
@@ -185,7 +189,12 @@ class Swapping:
             elif self._is_astray(vgpu, place, now_ns):
                 self._begin(vgpu, place, on_card=False)
             tenants[vgpu.record.key] = vgpu, place
-            seen.append(self._tenant(vgpu, place, now_ns))
+            group = self._groups.judge(vgpu, place)
+            if place.assembles and not (group is not None and group.assembling):
+                place.assembles = False
+                self._give_leases(vgpu)
+            seen.append(self._tenant(vgpu, place, group, now_ns))
+        self._groups.tell()
         if not self._knows_the_card():
             return True
         self._short.shrink(now_ns)
@@ -195,18 +204,21 @@ class Swapping:
         answer = None
         for key in moves.come:  # known before anybody leaves for them: it takes less of the store
             answer = self._begin(*tenants[key], on_card=True)
+        parting = {tenant.key for tenant in seen if tenant.must_leave}
         for key in moves.leave:
-            self._begin(*tenants[key], on_card=False, after=answer)
+            self._begin(*tenants[key], on_card=False, after=None if key in parting else answer)
         for tenant in seen:
             vgpu, place = tenants[tenant.key]
             self._pass_over(vgpu, place, now_ns, offered=tenant.key in moves.offered)
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare[tenant.key])
+            if vgpu.record.spec.group is not None:
+                place.ready = could_come(tenant.key, seen, room, now_ns, host)
         self._admit()
         self._pass_each_other()
         # No event reports that a vGPU that is away is needed.
-        changes = any(t.waits or t.moving or not t.resident for t in seen)
-        return changes or any(not place.settled for place in self._places.values())
+        changes = any(t.waits or t.moving or not t.resident or t.assembling for t in seen)
+        return changes or bool(moves.leave) or any(not place.settled for place in self._places.values())
 
     def _pass_each_other(self) -> None:
         """Those that leave while others come; and of whom they take copies where their store is short of blocks."""
@@ -257,12 +269,13 @@ class Swapping:
             if not vgpu.removed.is_set() and vgpu.passage.leaving is None  # its page comes once the other GPU answers
         )
 
-    def _tenant(self, vgpu: Vgpu, place: SwapState, now_ns: int) -> Tenant:
-        wants = self._state.tokens.wants(vgpu.record.key) or vgpu.expected
+    def _tenant(self, vgpu: Vgpu, place: SwapState, group: GangResidence | None, now_ns: int) -> Tenant:
+        wants = self._state.tokens.wants(vgpu.record.key) or vgpu.expected if group is None else group.wants
         if wants != place.wanted:
             place.wanted, place.wants_ns = wants, now_ns
         if not wants:
-            place.wants_ns = self._state.tokens.last_event_ns(vgpu.record.key) or place.wants_ns
+            last_ns = self._state.tokens.last_event_ns(vgpu.record.key)
+            place.wants_ns = (last_ns if group is None else max(last_ns, place.wants_ns)) or place.wants_ns
         if not vgpu.room_bytes:
             place.room_ns = 0
         elif not place.room_ns:
@@ -279,11 +292,14 @@ class Swapping:
             room_bytes=vgpu.room_bytes,
             pinned=vgpu.quiesced or vgpu.lifecycle_lock.locked() or not place.settled or place.not_before_ns > now_ns,
             user=vgpu.tenant,
-            came_ns=place.came_ns,
+            came_ns=place.came_ns if group is None else group.since_ns,
             left_ns=place.left_ns,
-            move_ns=place.move_ns,
+            move_ns=place.move_ns if group is None else group.move_ns,
             stray_bytes=0 if resident or moving else vgpu.here_bytes,
             priority=vgpu.record.share.priority,
+            may_come=group is None or group.may_come,
+            assembling=group is not None and group.assembling,
+            must_leave=group is not None and group.must_leave,
         )
 
     def _settle(self, vgpu: Vgpu, place: SwapState) -> None:
@@ -375,7 +391,7 @@ class Swapping:
             return self._tell_stuck(vgpu, place, lack)
         self._state.tokens.park(vgpu.record.key)
         if not was_away:
-            vgpu.swapped_out, place.left_ns = True, began_ns
+            vgpu.swapped_out, place.left_ns, place.assembles = True, began_ns, False
             vgpu.swaps_out += 1
         lack = await self._leaves(vgpu)
         place.leaves = False
@@ -386,7 +402,8 @@ class Swapping:
             return ""
         if not was_away:
             self._tell_stuck(vgpu, place, lack)
-            await self._let_back(vgpu, place)
+            if await self._let_back(vgpu, place):
+                self._give_leases(vgpu)
         return lack
 
     async def _leaves(self, vgpu: Vgpu) -> str:
@@ -418,6 +435,10 @@ class Swapping:
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
             self._tell(vgpu, place, EventType.SWAPPED_IN, bytes_, time.monotonic_ns() - began_ns)
+            group = self._groups.judge(vgpu, place)
+            place.assembles = group is not None and group.assembling
+            if not place.assembles:
+                self._give_leases(vgpu)
             return True
         if vgpu.removed.is_set():
             return False
@@ -445,11 +466,13 @@ class Swapping:
             return False
         vgpu.grants.present_bytes = 0
         vgpu.swapped_out, place.came_ns, place.failures = False, time.monotonic_ns(), 0
-        vgpu.expected = False
+        vgpu.expected = vgpu.expected and vgpu.record.spec.group is not None  # a group is, until all of it is there
         vgpu.swaps_in += 1
-        if not vgpu.removed.is_set() and not vgpu.quiesced:
-            self._state.tokens.unpark(vgpu.record.key, vgpu.share)
         return True
+
+    def _give_leases(self, vgpu: Vgpu) -> None:
+        if not (vgpu.removed.is_set() or vgpu.quiesced or vgpu.swapped_out):
+            self._state.tokens.unpark(vgpu.record.key, vgpu.share)
 
     async def _begins_to_come(self, vgpu: Vgpu) -> bool:
         with trio.move_on_after(ANSWER_S):
