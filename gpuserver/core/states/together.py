@@ -7,8 +7,8 @@ the last state that each other server sent of its member. From these ``unite`` m
     a member may come  once all members on lower GPUs are granted: on their GPUs, or on the way. The first waits until
                        the others are ready, which could come at once; but not for longer than two stays
     it assembles       while it is there and others are yet to come: it does not make room, for ``ASSEMBLY_NS`` at most
-    it must leave      if a lower member is not granted, or one that was there with it has left; or if the gang is not
-                       complete and wants nothing; or if a member is suspended
+    it must leave      if a lower member is not granted, or one that was there with it has left; or if a member is
+                       suspended; or if others have not come for ``ASSEMBLY_NS``, and the gang wants nothing
 
 Every gang takes GPUs in the order of their numbers. A member waits only for members on higher GPUs, and those wait
 for vGPUs whose stays end: no gangs wait for each other in a circle (Havender, 1968). A gang's stay counts from the
