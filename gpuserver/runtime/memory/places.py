@@ -84,8 +84,8 @@ class Shortage:
 
     def grow(self, now_ns: int, unused_bytes: int) -> None:
         """The driver had no room, where the books had ``unused_bytes`` more than was asked for."""
-        more = min(self.bytes_ + SHORT_BYTES, SHORT_MOST_BYTES)
-        self.bytes_, self.until_ns = max(more, unused_bytes + SHORT_BYTES), now_ns + SHORT_NS
+        more = max(self.bytes_, unused_bytes) + SHORT_BYTES
+        self.bytes_, self.until_ns = min(more, SHORT_MOST_BYTES), now_ns + SHORT_NS
 
     def shrink(self, now_ns: int) -> None:
         """Time has passed."""
