@@ -192,9 +192,11 @@ def main() -> None:
         for server in servers:
             server.expected = [answer["tokens"] for answer in server.all_answers()]
             server.sums = server.check()
+            print(f"{server.name} has answered after {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         scene = Scene(node, servers, args.rounds)
         result["differs_from_plain"] = sum(a != b for a, b in zip(servers[0].expected, expected, strict=True))
         result["pinned_after_s"] = round(await_pins(link, result["plain"]["bytes"]), 1)
+        print(f"measured from {time.monotonic() - began:.1f} s on", file=sys.stderr, flush=True)
         for mode in args.modes.split(","):
             began = time.time()
             result[mode] = scene.measure(mode)
