@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import mmap
 import os
 import signal
 import sys
@@ -310,6 +311,22 @@ def lookups() -> dict[str, object]:
         "unknown": ask("cuNothing", 13000),
         "too_old": ask("cuGetProcAddress", 11000),
         "no_status": cuda("cuGetProcAddress_v2", b"cuInit", byref(c_void_p()), 13000, c_uint64(0), None),
+    }
+
+
+def pinned_parts() -> dict[str, object]:
+    """Copies from host memory of which two parts are pinned, each by itself."""
+    cuda = Cuda()
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 3 * page)
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    device = cuda.new("cuMemAlloc_v2", c_size_t(3 * page))
+    for part in (0, 1):
+        cuda.ok("cuMemHostRegister_v2", c_void_p(start + part * page), c_size_t(page), 0)
+    sizes = {"one": (0, page), "two": (0, 2 * page), "beyond": (page, 2 * page), "pageable": (2 * page, page)}
+    return {
+        name: cuda("cuMemcpyHtoD_v2", device, c_void_p(start + at), c_size_t(size))
+        for name, (at, size) in sizes.items()
     }
 
 

@@ -36,6 +36,12 @@ def test_memory_copies_kernels_and_events(node: Node) -> None:
     assert (answer["bad_free"], answer["free"]) == (INVALID_VALUE, SUCCESS)
 
 
+def test_a_copy_of_two_pinned_parts_is_refused(node: Node) -> None:
+    """The manual says so. With such copies, no swapped program went on after a swap on an H200."""
+    answer = node.run("pinned_parts")
+    assert answer == {"one": SUCCESS, "two": INVALID_VALUE, "beyond": INVALID_VALUE, "pageable": SUCCESS}
+
+
 def test_an_event_of_a_context_is_behind_all_its_streams_and_nothing_later(node: Node) -> None:
     answer = node.run("context_event")
     assert (answer["pending"], answer["done"]) == (NOT_READY, SUCCESS)

@@ -408,3 +408,14 @@ cdef public void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil:
         found = gate.store.memory + place.aux * BLOCK_BYTES
     lock_release(&state().memory_lock)
     return found
+
+
+cdef public uint64_t vgpu_stored_run(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
+    """How many bytes from ``address`` on, and before ``end``, follow each other in one part of the store. The driver
+    refuses a copy of two parts, because each is pinned by itself."""
+    cdef uint64_t first = <uint64_t>vgpu_stored(gate, address), size = BLOCK_BYTES
+    cdef uint64_t part_bytes = PIN_BLOCKS * <uint64_t>BLOCK_BYTES
+    cdef uint64_t left = part_bytes - (first - <uint64_t>gate.store.memory) % part_bytes
+    while size < left and address + size < end and <uint64_t>vgpu_stored(gate, address + size) == first + size:
+        size += BLOCK_BYTES
+    return size

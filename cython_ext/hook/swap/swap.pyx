@@ -22,7 +22,7 @@ from cython_ext.hook.generated.driver cimport (
 from cython_ext.hook.hook cimport (
     vgpu_contexts_of_returned, vgpu_drop_all_returned, vgpu_furnish, vgpu_hash_chunks, vgpu_is_clean, vgpu_keep,
     vgpu_log, vgpu_note_copy, vgpu_overwrite, vgpu_place_of, vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored,
-    vgpu_strip, vgpu_trim_drained_pools,
+    vgpu_stored_run, vgpu_strip, vgpu_trim_drained_pools,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -37,7 +37,6 @@ from cython_ext.logic.memory.alloctable cimport AllocTable, Block
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
 from cython_ext.logic.memory.physical cimport Mapping, Physical, PhysicalBook
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
-from cython_ext.logic.memory.store cimport BLOCK_BYTES, SEGMENT_BLOCKS
 from cython_ext.native cimport (
     exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64, storei64,
 )
@@ -253,18 +252,6 @@ cdef int copy_out(Gate* gate, uint64_t piece, uint64_t place, void* stream) noex
     return real_cuMemcpyDtoHAsync_v2(vgpu_stored(gate, piece), place, PIECE_BYTES, stream)
 
 
-cdef uint64_t run_of(Gate* gate, uint64_t piece, uint64_t end) noexcept nogil:
-    """How many bytes from ``piece`` on lie behind one another in the store, within one segment of pinned memory."""
-    cdef uint64_t first = <uint64_t>vgpu_stored(gate, piece), start = <uint64_t>gate.store.memory
-    cdef uint64_t size = PIECE_BYTES
-    while (
-        piece + size < end and (first + size - start) % (SEGMENT_BLOCKS * <uint64_t>BLOCK_BYTES) != 0
-        and <uint64_t>vgpu_stored(gate, piece + size) == first + size
-    ):
-        size += PIECE_BYTES
-    return size
-
-
 cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream) noexcept nogil:
     """Begin its copies, as its places in the store need not follow each other."""
     cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0, piece, size = PIECE_BYTES
@@ -274,7 +261,7 @@ cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream) noexcept 
         if out:
             result = copy_out(gate, piece, place + at, stream)
         else:
-            size = run_of(gate, piece, chunk.address + chunk.bytes)
+            size = vgpu_stored_run(gate, piece, chunk.address + chunk.bytes)
             result = real_cuMemcpyHtoDAsync_v2(place + at, vgpu_stored(gate, piece), size, stream)
         at += size
     return place != 0 and result == CUDA_SUCCESS

@@ -15,7 +15,7 @@ from cython_ext.native cimport cas64, load64, store64
 
 cdef enum:
     BLOCK_BYTES = 2 << 20
-    SEGMENT_BLOCKS = 64      # get memory together, and are pinned together: 128 MiB
+    SEGMENT_BLOCKS = 64      # get memory together: 128 MiB
     START_BITS = 40
 
 

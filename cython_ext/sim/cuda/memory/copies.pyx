@@ -8,7 +8,9 @@ from cython_ext.sim.cuda.driver cimport (
     SUCCESS, Side3D, Stream, Work, drv_is_context, drv_lock, drv_stream, drv_submit, drv_synchronize, drv_touch,
     drv_unlock, drv_check_unsafe, drv_waits_for_graph,
 )
-from cython_ext.sim.cuda.memory.allocations cimport Allocation, BACKING_HOST, BACKING_PRIVATE, mem_check_range, mem_find
+from cython_ext.sim.cuda.memory.allocations cimport (
+    Allocation, BACKING_HOST, BACKING_PRIVATE, BACKING_REGISTERED, mem_check_range, mem_find,
+)
 from cython_ext.sim.share cimport MADV_DONTNEED, madvise
 from cython_ext.sim.state cimport OP_COPY_IN, OP_COPY_OUT, OP_KERNEL
 
@@ -76,6 +78,20 @@ cdef bint on_device(uint64_t address) noexcept nogil:
     return found
 
 
+cdef bint ends_in_part(uint64_t address, uint64_t size) noexcept nogil:
+    """Whether a range begins in pinned host memory and ends beyond it. The driver refuses such a copy, even where the
+    rest is pinned, too, by another call (cuMemcpyAsync: regions must be entirely registered, or not at all)."""
+    cdef Allocation* allocation
+    cdef bint found
+    drv_lock()
+    allocation = mem_find(address)
+    found = allocation != NULL and allocation.backing in (BACKING_HOST, BACKING_REGISTERED) and (
+        size > allocation.address + allocation.size - address
+    )
+    drv_unlock()
+    return found
+
+
 cdef void touch_range(Work* work, uint64_t address, uint64_t size) noexcept nogil:
     """Note every piece of device memory in a range."""
     cdef Allocation* piece
@@ -110,6 +126,8 @@ cdef public CUresult drv_price_copy(Stream* stream, Work* work) noexcept nogil:
     if (into or work.data == DATA_FILL) and mem_check_range(work.target, written) != SUCCESS:
         return INVALID_VALUE
     if work.data == DATA_COPY and on_device(work.source) and mem_check_range(work.source, read) != SUCCESS:
+        return INVALID_VALUE
+    if work.data == DATA_COPY and (ends_in_part(work.target, written) or ends_in_part(work.source, read)):
         return INVALID_VALUE
     touch_range(work, work.target, work.width)
     if work.data == DATA_COPY:
