@@ -197,7 +197,17 @@ def test_who_fits_the_card_is_never_hopeless_for_what_the_driver_keeps(
         tenant(key, memory, resident=resident, wants=wants, wants_ns=key, room=min(room, 60 - memory))
         for key, (memory, room, resident, wants) in enumerate(guests, 1)
     ]
-    assert not decide(tenants, usable_bytes(60 * GIB, short * GIB, tenants), 0).hopeless
+    assert not decide(tenants, 60 * GIB, 0, short_bytes=short * GIB).hopeless
+
+
+def test_what_the_driver_seems_to_keep_makes_others_leave_and_no_wait_hopeless() -> None:
+    """Where the store has room for the smaller one alone, too."""
+    tenants = [tenant(1, 30, room=5), tenant(2, 20)]
+    host = HostMemory(21 * GIB)
+    assert decide(tenants, 60 * GIB, 10**12, host).offered == (1,)
+    moves = decide(tenants, 60 * GIB, 10**12, host, short_bytes=10 * GIB)
+    assert (moves.leave, moves.hopeless) == ((2,), ())
+    assert not decide(tenants, 60 * GIB, 10**12, HostMemory(0), short_bytes=10 * GIB).hopeless
 
 
 def test_who_comes_gets_what_has_been_given_up() -> None:

@@ -172,19 +172,23 @@ def is_hopeless(tenant: Tenant, spare_bytes: int, room_bytes: int) -> bool:
     return tenant.room_bytes > spare_bytes if tenant.room_bytes else tenant.memory_bytes > room_bytes
 
 
-def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMemory = NO_BOUNDS) -> Moves:
+def decide(
+    tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMemory = NO_BOUNDS, short_bytes: int = 0
+) -> Moves:
     """``room_bytes``: what all of them may have on the GPU together; ``host``: the bounds of the stores.
+    ``short_bytes``: what the driver seems to keep of the room. Others leave for it, but it makes no wait hopeless.
 
     Memory of a leaving vGPU counts as taken until it has left, and that of a coming one as soon as its move begins.
     """
     parting = [t for t in tenants if t.must_leave and t.resident and not (t.moving or t.pinned)]
     if parting:
         keys = tuple(t.key for t in parting)
-        moves = decide([replace(t, moving=True) if t in parting else t for t in tenants], room_bytes, now_ns, host)
+        rest = [replace(t, moving=True) if t in parting else t for t in tenants]
+        moves = decide(rest, room_bytes, now_ns, host, short_bytes)
         return replace(moves, leave=(*keys, *moves.leave))
     taken = sum(t.taken_bytes for t in tenants)
     going = sum(t.memory_bytes for t in tenants if t.resident and t.moving)
-    free = room_bytes - taken
+    free = usable_bytes(room_bytes, short_bytes, tenants) - taken
     here = [t for t in tenants if t.resident and not t.moving and not t.pinned]
     line = in_line(tenants)
     spare = spare_bytes(tenants, room_bytes, host)
@@ -211,11 +215,16 @@ def decide(tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMe
 
 
 def could_come(
-    key: VgpuIndex, tenants: Sequence[Tenant], room_bytes: int, now_ns: int, host: HostMemory = NO_BOUNDS
+    key: VgpuIndex,
+    tenants: Sequence[Tenant],
+    room_bytes: int,
+    now_ns: int,
+    host: HostMemory = NO_BOUNDS,
+    short_bytes: int = 0,
 ) -> bool:
     """Whether it would begin to come now, if it wanted to and might."""
     asked = [replace(t, wants=True, may_come=True) if t.key == key else t for t in tenants]
-    return key in decide(asked, room_bytes, now_ns, host).come
+    return key in decide(asked, room_bytes, now_ns, host, short_bytes).come
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,6 @@ from gpuserver.core.states.residency import (
     decide,
     least_used_first,
     spare_bytes,
-    usable_bytes,
 )
 from gpuserver.core.states.together import GangResidence
 from gpuserver.runtime.bell import Bell
@@ -198,9 +197,9 @@ class Swapping:
         if not self._knows_the_card():
             return True
         self._short.shrink(now_ns)
-        room = usable_bytes(self.room_bytes, self._short.bytes_, seen)
+        room, short = self.room_bytes, self._short.bytes_
         host = self.stores.host
-        moves, spare = decide(seen, room, now_ns, host), spare_bytes(seen, room, host)
+        moves, spare = decide(seen, room, now_ns, host, short), spare_bytes(seen, room, host)
         answer = None
         for key in moves.come:  # known before anybody leaves for them: it takes less of the store
             answer = self._begin(*tenants[key], on_card=True)
@@ -213,7 +212,7 @@ class Swapping:
             self._tell_hopeless(vgpu, place, hopeless=tenant.key in moves.hopeless)
             vgpu.grants.spare_bytes = max(1, spare[tenant.key])
             if vgpu.record.spec.group is not None:
-                place.ready = could_come(tenant.key, seen, room, now_ns, host)
+                place.ready = could_come(tenant.key, seen, room, now_ns, host, short)
         self._admit()
         self._pass_each_other()
         # No event reports that a vGPU that is away is needed.
