@@ -21,6 +21,7 @@ from gpuserver.core.states.together import (
     MemberResidence,
     Members,
     Seen,
+    patience_ns,
     unite,
 )
 
@@ -286,6 +287,19 @@ class Site:
             guest.wanted, guest.wants_ns = guest.wants, now
 
 
+def test_a_gang_that_is_never_complete_leaves_most_of_the_time_to_others() -> None:
+    """Its member on GPU 1 never has room there, and another vGPU of GPU 0 wants all the time."""
+    site, now, served = Site(0), SECOND, 0
+    site.guests = {VgpuIndex(1): Guest("g", ROOM, 0, wants=True), VgpuIndex(2): Guest(None, ROOM, 0, wants=True)}
+    for _ in range(1500):
+        now += SECOND
+        site.members.receive(1, {"g": AWAY}, now)
+        site.carry_on(now)
+        site.step(now)
+        served += site.guests[VgpuIndex(2)].there
+    assert served > 750
+
+
 class Cluster(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
@@ -419,7 +433,8 @@ class Cluster(RuleBasedStateMachine):
                     (seen,) = (one for one in site.tenants if one.key == key)
                     times += [seen.came_ns + seen.stay_ns, guest.came_ns + ASSEMBLY_NS]
                 elif guest.seen.waits_ns is not None:
-                    times.append(guest.seen.waits_ns + 2 * max(one.stay_ns for one in site.tenants))
+                    stay = max(one.stay_ns for one in site.tenants)
+                    times.append(guest.seen.waits_ns + patience_ns(stay, guest.seen.failures))
         return [at for at in times if at > self.now]
 
     def check_gangs(self, gangs: dict[str, list[Guest]], partly: dict[str, int], began: int) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import trio
 import trio.testing
 
-from gpuserver.runtime.bell import Bell
+from gpuserver.runtime.bell import LEAST_S, Bell
 
 
 def test_a_bell_that_rings_between_two_waits_ends_the_next_one_alone() -> None:
@@ -13,10 +14,11 @@ def test_a_bell_that_rings_between_two_waits_ends_the_next_one_alone() -> None:
         bell, began = Bell(), trio.current_time()
         bell.ring()
         bell.ring()
-        await bell.wait(10)
-        assert trio.current_time() == began
-        await bell.wait(10)
-        assert trio.current_time() == began + 10
+        assert await bell.wait(10)
+        assert trio.current_time() == began + LEAST_S
+        assert not await bell.wait(10)
+        assert trio.current_time() == pytest.approx(began + 10 + LEAST_S)
+        assert not await bell.wait(0)
 
     trio.run(scene, clock=trio.testing.MockClock(autojump_threshold=0))
 

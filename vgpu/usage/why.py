@@ -153,7 +153,8 @@ def _memory_full(facts: Facts) -> Finding | None:
 
 def _group(facts: Facts) -> Finding | None:
     vgpu = facts.vgpu
-    if vgpu.spec.group is None or vgpu.spec.oversubscribe is not Oversubscribe.SWAP or not vgpu.reason:
+    waits = vgpu.state in {"swapped", "waiting"} and vgpu.preempted is None  # else the reason is another one
+    if not (waits and vgpu.reason) or vgpu.spec.group is None or vgpu.spec.oversubscribe is not Oversubscribe.SWAP:
         return None
     text = f"Its programs wait: {vgpu.reason}. The vGPUs of a group are on their GPUs all or none."
     return Finding(cause=Cause.GROUP, text=text, command="vgpuctl ls")

@@ -5,7 +5,8 @@ the last state that each other server sent of its member. From these ``unite`` m
 
     a gang wants       if any member does, and none is suspended
     a member may come  once all members on lower GPUs are granted: on their GPUs, or on the way. The first waits until
-                       the others are ready, which could come at once; but not for longer than two stays
+                       the others are ready, which could come at once; but not for longer than two stays, or twice
+                       as long after each time that the others did not come
     it assembles       while it is there and others are yet to come: it does not make room, for ``ASSEMBLY_NS`` at most
     it must leave      if a lower member is not granted, or one that was there with it has left; or if a member is
                        suspended; or if others have not come for ``ASSEMBLY_NS``, and the gang wants nothing
@@ -29,6 +30,7 @@ from gpuserver.core.states.residency import stay_ns
 
 ASSEMBLY_NS: Final = 60_000_000_000
 LAPSE_NS: Final = 2_000_000_000
+PATIENCE_MOST_NS: Final = 600_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,15 @@ class MemberResidence:
 @dataclass(frozen=True, slots=True)
 class Seen:
     """What the server saw of the gang. ``gpus``: since the member here came, the members there were there with it, the
-    last of them since ``complete_ns``. ``waits_ns``: since then the gang wants, and the member here is not granted."""
+    last of them since ``complete_ns``. ``waits_ns``: since then the gang wants, and the member here is not granted.
+    ``failures``: so often in a row the member here came, and others did not; the last time when it came at
+    ``failed_ns``."""
 
     gpus: frozenset[int] = frozenset()
     complete_ns: int = 0
     waits_ns: int | None = None
+    failures: int = 0
+    failed_ns: int = 0
 
 
 NOT_SEEN: Final = Seen()
@@ -85,14 +91,18 @@ def unite(
     complete = all(member.there for member in members.values())
     suspended = any(member.suspended for member in members.values())
     wants = any(member.wants for member in members.values()) and not suspended
-    seen = Seen(*_completed(seen, own, frozenset(others), complete, now_ns), _waits_ns(seen, own, wants, now_ns))
+    late = now_ns >= came_ns + ASSEMBLY_NS
+    seen = Seen(
+        *_completed(seen, own, frozenset(others), complete, now_ns),
+        _waits_ns(seen, own, wants, now_ns),
+        *_failures(seen, complete, own.there and late, came_ns),
+    )
     absent = [gpu for gpu in sorted(others) if not others[gpu].granted]
     able = all(others[gpu].able for gpu in absent)
     lower = all(gpu > gpu_index for gpu in absent)
     parted = any(gpu in seen.gpus for gpu in absent)
-    late = now_ns >= came_ns + ASSEMBLY_NS
     move_ns = max(member.move_ns for member in members.values())
-    patient = seen.waits_ns is None or now_ns < seen.waits_ns + 2 * stay_ns(move_ns)
+    patient = seen.waits_ns is None or now_ns < seen.waits_ns + patience_ns(stay_ns(move_ns), seen.failures)
     early = patient and len(absent) == len(others) and not all(others[gpu].ready for gpu in absent)
     residence = GangResidence(
         wants=wants,
@@ -107,6 +117,11 @@ def unite(
     return residence, seen
 
 
+def patience_ns(stay_ns: int, failures: int) -> int:
+    """How long the first member waits for the others to be ready."""
+    return max(2 * stay_ns, min(PATIENCE_MOST_NS, 2 * stay_ns << min(failures, 10)))
+
+
 def _completed(
     seen: Seen, own: MemberResidence, others: frozenset[int], complete: bool, now_ns: int
 ) -> tuple[frozenset[int], int]:
@@ -115,6 +130,15 @@ def _completed(
     if not complete or others <= seen.gpus:
         return seen.gpus, seen.complete_ns
     return seen.gpus | others, now_ns
+
+
+def _failures(seen: Seen, complete: bool, failed: bool, came_ns: int) -> tuple[int, int]:
+    """Each time that the member here comes counts once."""
+    if complete:
+        return NOT_SEEN.failures, NOT_SEEN.failed_ns
+    if not failed or came_ns == seen.failed_ns:
+        return seen.failures, seen.failed_ns
+    return seen.failures + 1, came_ns
 
 
 def _waits_ns(seen: Seen, own: MemberResidence, wants: bool, now_ns: int) -> int | None:

@@ -276,9 +276,13 @@ class Suspension:
         vgpu.expected = expected
         vgpu.stand_still(False)
         await self._publish(vgpu)
-        if not vgpu.removed.is_set() and not vgpu.swapped_out:
+        if vgpu.removed.is_set() or vgpu.swapped_out:
+            return
+        if vgpu.swaps:
+            self._swapping.give_leases(vgpu)
+        else:
             self._state.tokens.unpark(vgpu.record.key, vgpu.share)
-            self._memory.expect_growth()  # its contexts are back
+        self._memory.expect_growth()  # its contexts are back
 
     async def processes(self, vgpu: Vgpu) -> list[Process]:
         """Those that are in it, once its broker is there to say."""

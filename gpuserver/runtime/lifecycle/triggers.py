@@ -138,7 +138,10 @@ class Triggers:
             await self._look_at_ports(with_ports)
             for vgpu in watched:
                 self._check(vgpu)
-            await self._calls.wait(LOOK_S if watched else NEWS_S)
+            next_look = trio.current_time() + (LOOK_S if watched else NEWS_S)
+            while (left_s := next_look - trio.current_time()) > 0 and await self._calls.wait(left_s):
+                for vgpu in watched:
+                    self._check(vgpu)
 
     async def _change(self, vgpu: Vgpu) -> None:
         """To the triggers that an idle-suspended vGPU has by now. If a survey fails, the next round tries again."""

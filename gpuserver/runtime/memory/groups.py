@@ -45,8 +45,9 @@ class SwappedGroups:
 
     def _residence(self, vgpu: Vgpu, place: SwapState, now_ns: int) -> MemberResidence:
         there = not vgpu.swapped_out
+        tries_to_leave = place.leaves and not vgpu.away_bytes  # it may not be able to, and the others stay until then
         return MemberResidence(
-            granted=there or (place.comes > 0 and place.answer.is_yes),
+            granted=there or tries_to_leave or (place.comes > 0 and place.answer.is_yes),
             there=there,
             wants=self._state.tokens.wants(vgpu.record.key) or vgpu.expected or vgpu.room_bytes > 0,
             suspended=vgpu.quiesced and not vgpu.idle_suspended,

@@ -189,9 +189,9 @@ class Swapping:
                 self._begin(vgpu, place, on_card=False)
             tenants[vgpu.record.key] = vgpu, place
             group = self._groups.judge(vgpu, place)
-            if place.assembles and not (group is not None and group.assembling):
+            if place.assembles and (group is None or group.complete or (group.wants and not group.assembling)):
                 place.assembles = False
-                self._give_leases(vgpu)
+                self.give_leases(vgpu)
             seen.append(self._tenant(vgpu, place, group, now_ns))
         self._groups.tell()
         if not self._knows_the_card():
@@ -312,9 +312,9 @@ class Swapping:
             return
         place.settled = True
         if not vgpu.quiesced and all(slot.where == Where.RESIDENT for slot in present(vgpu.alive)):
-            vgpu.swapped_out = False
+            vgpu.swapped_out, place.came_ns = False, time.monotonic_ns()
             vgpu.place(on_card=True)
-            self._state.tokens.unpark(vgpu.record.key, vgpu.share)
+            self._is_there(vgpu, place)
         else:  # some are away, or were about to go, or it is to stand still: all of them, then
             self._begin(vgpu, place, on_card=False)
 
@@ -402,7 +402,7 @@ class Swapping:
         if not was_away:
             self._tell_stuck(vgpu, place, lack)
             if await self._let_back(vgpu, place):
-                self._give_leases(vgpu)
+                self._is_there(vgpu, place)
         return lack
 
     async def _leaves(self, vgpu: Vgpu) -> str:
@@ -434,10 +434,7 @@ class Swapping:
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
             self._tell(vgpu, place, EventType.SWAPPED_IN, bytes_, time.monotonic_ns() - began_ns)
-            group = self._groups.judge(vgpu, place)
-            place.assembles = group is not None and group.assembling
-            if not place.assembles:
-                self._give_leases(vgpu)
+            self._is_there(vgpu, place)
             return True
         if vgpu.removed.is_set():
             return False
@@ -469,8 +466,15 @@ class Swapping:
         vgpu.swaps_in += 1
         return True
 
-    def _give_leases(self, vgpu: Vgpu) -> None:
-        if not (vgpu.removed.is_set() or vgpu.quiesced or vgpu.swapped_out):
+    def _is_there(self, vgpu: Vgpu, place: SwapState) -> None:
+        """All of it. It gets leases, if its group is there, too."""
+        group = self._groups.judge(vgpu, place)
+        place.assembles = group is not None and group.assembling
+        self.give_leases(vgpu)
+
+    def give_leases(self, vgpu: Vgpu) -> None:
+        """Unless its memory is away, it stands still, or the others of its group are yet to come."""
+        if not (vgpu.removed.is_set() or vgpu.quiesced or vgpu.swapped_out or self._place(vgpu).assembles):
             self._state.tokens.unpark(vgpu.record.key, vgpu.share)
 
     async def _begins_to_come(self, vgpu: Vgpu) -> bool:
