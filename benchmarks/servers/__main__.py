@@ -24,48 +24,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any
 
-from benchmarks.dialogue import Dialogue
-from benchmarks.node import Node, plain_environment
+from benchmarks.node import Node
+from benchmarks.servers.client import REQUESTS, SERVER, Server, await_pins, plain_server, server_in_vgpu
 from benchmarks.suite.report.stats import percentile
 from vgpu.node.link import ControlLink
-
-SERVER: Final = Path(__file__).with_name("server.py")
-REQUESTS: Final = 3
-TOKENS: Final = 8
-PINNED_S: Final = 180.0
-REST_S: Final = 10.0
-ALLOCATOR: Final = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}
-
-
-class Server(Dialogue):
-    def __init__(self, prefix: list[str], environment: dict[str, str], arguments: list[str], name: str = "plain"):
-        super().__init__([*prefix, sys.executable, *arguments], environment | ALLOCATOR, name)
-        self.expected: list[Any] = []
-        self.sums: Any = None
-
-    def ask(self, seed: int, turn: int = 0, tokens: int = TOKENS) -> dict[str, Any]:
-        """In an odd turn the server goes on with its last answer."""
-        self.send(json.dumps({"tokens": tokens} | ({} if turn % 2 else {"seed": seed})))
-        return self.answer()
-
-    def all_answers(self) -> list[dict[str, Any]]:
-        return [self.ask(seed, turn) for seed in range(REQUESTS) for turn in range(2)]
-
-    def check(self) -> Any:
-        self.send(json.dumps({"check": True}))
-        return self.answer()["sums"]
 
 
 def plain(node: Node, arguments: list[str]) -> dict[str, Any]:
     """Tokens and times of the first server without a vGPU."""
-    environment = plain_environment(node if node.simulated else None)
-    environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("GPU", "0")
-    server = Server([], environment, [*arguments, "--seed", "1"])
-    with server:
+    with plain_server(node, [*arguments, "--seed", "1"]) as server:
         owned = server.answer()["reserved_bytes"]
         answers, again = server.all_answers(), server.all_answers()
     steps = [ms for answer in again for ms in answer["ms"][1:]]
@@ -76,20 +46,6 @@ def plain(node: Node, arguments: list[str]) -> dict[str, Any]:
         "first_ms": median(answer["ms"][0] for answer in again[::2]),
         "step_ms": median(steps),
     }
-
-
-def await_pins(link: ControlLink, owned: int) -> float:
-    """Wait until all that the swapped vGPUs own has pinned host memory, or nothing more is pinned. Seconds."""
-    began = grown = time.monotonic()
-    pinned = -1
-    while (now := time.monotonic()) - began < PINNED_S and now - grown < REST_S:
-        swapped = [vgpu for vgpu in link.list() if vgpu.spec.oversubscribe]
-        if all(vgpu.memory_pinned_bytes >= owned for vgpu in swapped):
-            break
-        if (total := sum(vgpu.memory_pinned_bytes for vgpu in swapped)) > pinned:
-            pinned, grown = total, now
-        time.sleep(0.5)
-    return time.monotonic() - began
 
 
 class Scene:
@@ -180,11 +136,8 @@ def main() -> None:
             node.run("create", "--sm", "1", "--mem", args.filler, "--name", "filler")
         servers, began = [], time.monotonic()
         for number in range(1, args.servers + 1):
-            name, share = f"s{number}", str(96 // args.servers)
-            prefix = [*node.vgpuctl, "run", "--sm", share, "--mem", args.mem, "--burst"]
-            prefix += ["--oversubscribe", "swap", "--name", name, "--"]
-            command = [*arguments, "--seed", str(number)]
-            servers.append(Server(prefix, node.environment, command, name))
+            own = [*arguments, "--seed", str(number)]
+            servers.append(server_in_vgpu(node, f"s{number}", own, sm=96 // args.servers, mem=args.mem))
             stack.enter_context(servers[-1])
         for server in servers:
             server.answer()

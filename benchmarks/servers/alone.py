@@ -16,21 +16,18 @@ from contextlib import ExitStack
 from statistics import median
 from typing import Any, Final
 
-from benchmarks.node import Node, plain_environment
-from benchmarks.servers.__main__ import SERVER, Server, await_pins
+from benchmarks.node import Node
+from benchmarks.servers.client import SERVER, Server, await_pins, plain_server, server_in_vgpu
 from benchmarks.suite.report.stats import percentile
 from vgpu.node.link import ControlLink
 
-ARMS: Final = {"plain": (), "vgpu": (), "swapped": ("--oversubscribe", "swap")}
+ARMS: Final = ("plain", "vgpu", "swapped")
 
 
 def start(node: Node, name: str, arguments: list[str], mem: str) -> Server:
     if name == "plain":
-        environment = plain_environment(node if node.simulated else None)
-        environment["CUDA_VISIBLE_DEVICES"] = os.environ.get("GPU", "0")
-        return Server([], environment, arguments)
-    prefix = [*node.vgpuctl, "run", "--sm", "45", "--mem", mem, "--burst", *ARMS[name], "--name", name, "--"]
-    return Server(prefix, node.environment, arguments, name)
+        return plain_server(node, arguments)
+    return server_in_vgpu(node, name, arguments, sm=45, mem=mem, swap=name == "swapped")
 
 
 def main() -> None:

@@ -2,14 +2,13 @@
 
     python benchmarks/servers/llama_server.py --layers 8 --cache-tokens 32768 --seed 1
 
-The model is a GGUF file of random weights, written once per seed and size into the folder for temporary files. Requests
-and answers are those of server.py.
+The model is a GGUF file of random weights, written once per seed and size into the folder for temporary files. Its
+requests are those of answering.py.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -20,6 +19,8 @@ from pathlib import Path
 import gguf
 import numpy as np
 from llama_cpp import Llama, llama_supports_gpu_offload
+
+from benchmarks.servers.answering import serve
 
 WIDTH, INNER, HEADS, CACHE_HEADS, WORDS = 4096, 14336, 32, 8, 32000
 PROMPT_TOKENS = 64
@@ -117,14 +118,7 @@ def main() -> None:
         sys.exit("llama.cpp sees no GPU")
     server = Server(args.layers, args.cache_tokens, args.seed, args.gpu_layers)
     server.answer(2, 0)
-    print(json.dumps({"reserved_bytes": server.owned}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "check" in request:
-            print(json.dumps({"sums": server.sums()}), flush=True)
-            continue
-        tokens, times = server.answer(request["tokens"], request.get("seed"))
-        print(json.dumps({"tokens": tokens, "ms": [round(1e3 * t, 2) for t in times]}), flush=True)
+    serve(server, server.owned)
 
 
 if __name__ == "__main__":

@@ -2,27 +2,21 @@
 
     python benchmarks/servers/server.py --layers 32 --cache-tokens 7680 --batch 8 --seed 1
 
-The weights are random, of a fixed seed, and all kernels are deterministic ones. Each line of its input is a request:
-
-    {"seed": 3, "tokens": 16}   a new prompt: the answer is its first tokens
-    {"tokens": 16}              the next tokens after the last answer, from the cache
-    {"check": true}             sums of all weights
-
-It answers with one line of JSON. Tokens come with the milliseconds to the first and between the others.
+The weights are random, of a fixed seed, and all kernels are deterministic ones. answering.py has its requests.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # else cuBLAS is not deterministic
 
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, StaticCache
+
+from benchmarks.servers.answering import serve
 
 PROMPT_TOKENS = 64
 
@@ -129,14 +123,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no captured graph")
     args = parser.parse_args()
     server = Server(args.layers, args.batch, args.cache_tokens, args.seed, eager=args.eager)
-    print(json.dumps({"reserved_bytes": torch.cuda.memory_reserved()}), flush=True)
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "check" in request:
-            print(json.dumps({"sums": server.sums()}), flush=True)
-            continue
-        tokens, times = server.answer(request["tokens"], request.get("seed"))
-        print(json.dumps({"tokens": tokens, "ms": [round(1e3 * t, 2) for t in times]}), flush=True)
+    serve(server, torch.cuda.memory_reserved())
 
 
 if __name__ == "__main__":
