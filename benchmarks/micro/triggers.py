@@ -4,7 +4,7 @@
 
 Real node, GPU Server, broker and hook; simulated GPU unless --gpu. A TCP server has memory on the GPU, and answers with
 a word of it. *Noticed*: from the client's connect to the event ``resumed``, less what the driver took. *Answer*: to the
-answer. *Waiting*: CPU of the GPU Server in percent of one core, beside the same vGPUs suspended without a trigger.
+answer. *Waiting*: CPU of the GPU Server in percent of one core, by what suspended vGPUs wait for.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ import subprocess
 import sys
 import time
 from contextlib import closing
-from pathlib import Path
 
-from benchmarks.micro.native import cpu_ns
+import psutil
+
 from benchmarks.node import Node
 from benchmarks.suite.report.stats import percentile
 from vgpu.ctl.programs import attachment
 from vgpu.node.link import ControlLink
 from vgpu.protocol.messages import VgpuStatus
 from vgpu.spec import VgpuSpec
-from vgpu.units import parse_bytes
+from vgpu.units import counted, parse_bytes
 
 ANSWER_S = 120.0
 COST_S = 5.0
@@ -103,20 +103,25 @@ def resumed(link: ControlLink, vgpu: VgpuStatus, since_unix_s: float) -> tuple[f
         time.sleep(0.01)
 
 
-def cost(node: Node, link: ControlLink, count: int) -> None:
-    vgpus = [link.create(VgpuSpec.parse(sm_percent=1, memory_bytes="1G")) for _ in range(count)]
+def cost(node: Node, link: ControlLink, count: int, *, swap: bool) -> None:
+    oversubscribe = "swap" if swap else None
+    spec = VgpuSpec.parse(sm_percent=1, memory_bytes="1G", oversubscribe=oversubscribe)
+    vgpus = [link.create(spec) for _ in range(count)]
     servers = [Server(node, vgpu, 64 << 20) for vgpu in vgpus]
     try:
         percents = []
-        for with_trigger in (False, True):
+        for kind in ("", "call", "tcp"):
             for vgpu, server in zip(vgpus, servers, strict=True):
-                link.suspend(vgpu.vgpu_id, [f"tcp:{server.port}"] if with_trigger else [])
+                trigger = f"tcp:{server.port}" if kind == "tcp" else kind
+                link.suspend(vgpu.vgpu_id, [trigger] if trigger else [])
             time.sleep(2)
-            place = Path(f"/proc/{link.gpus()[0].server_pid}")
-            before, began = cpu_ns(place), time.monotonic_ns()
+            process = psutil.Process(link.gpus()[0].server_pid)  # its threads that end meanwhile count, too
+            process.cpu_percent()
             time.sleep(COST_S)
-            percents.append((cpu_ns(place) - before) / (time.monotonic_ns() - began) * 100)
-        print(f"{count} waiting: {percents[1]:.1f} % of a core; without a trigger {percents[0]:.1f} %", flush=True)
+            percents.append(process.cpu_percent())
+        without, call, tcp = (f"{percent:.1f}" for percent in percents)
+        text = f"without a trigger {without}, call {call}, tcp {tcp} % of a core"
+        print(f"{counted(count, 'suspended vGPU')}: {text}", flush=True)
     finally:
         for server in servers:
             server.popen.kill()
@@ -136,7 +141,7 @@ def main() -> None:
     with Node("temporal", 0 if options.gpu else 1) as node, ControlLink(node.control_socket) as link:
         requests(node, link, options.rounds, parse_bytes(options.memory), swap=options.swap)
         for count in filter(None, options.waiting.split(",")):
-            cost(node, link, int(count))
+            cost(node, link, int(count), swap=options.swap)
 
 
 if __name__ == "__main__":

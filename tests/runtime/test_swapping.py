@@ -221,6 +221,35 @@ def test_they_take_turns(stage: Callable[..., Stage]) -> None:
     play(scene)
 
 
+@pytest.mark.parametrize("suspended", [True, False], ids=["suspended", "wants nothing"])
+def test_a_vgpu_that_stays_away_costs_ten_steps_a_second_until_the_bell_rings(
+    stage: Callable[..., Stage], suspended: bool
+) -> None:
+    async def scene() -> None:
+        a = Played("a", 1, Where.AWAY)
+        a.quiesced, a.swapped_out = suspended, True
+        found, steps = stage(a), list[float]()
+        wanted = suspended
+        found.state.tokens.wants = lambda key: wanted
+        step = found.swapping._step
+        found.swapping._step = lambda: steps.append(trio.current_time()) or step()  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(found.run, 20.0)
+            await trio.sleep(5)
+            steps.clear()
+            await trio.sleep(10)
+            assert len(steps) <= 10 / swapping.CALM_S + 1
+            a.quiesced, wanted = False, True
+            found.swapping.step_now()
+            steps.clear()
+            await trio.sleep(swapping.LOOK_S)
+            assert steps
+            assert found.begun[-1] == "a"
+            nursery.cancel_scope.cancel()
+
+    play(scene)
+
+
 def test_who_leaves_again_after_a_return_that_failed_does_nothing_else_meanwhile(stage: Callable[..., Stage]) -> None:
     """For longer than nobody asks it again: what it has on the card is its own, and no reason to call it hopeless."""
 

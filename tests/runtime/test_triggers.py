@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from gpuserver.core.observe.sockets import LISTENS, Socket
 from gpuserver.core.states.idle import Step
@@ -289,5 +290,40 @@ def test_a_vgpu_that_is_used_during_the_survey_is_not_suspended(monkeypatch: pyt
         assert not suspended
         await idle._move(vgpu, watch)
         assert suspended == [PORT]
+
+    trio.run(play)
+
+
+def test_a_call_ends_the_pause_between_two_checks_of_idle_suspended_vgpus() -> None:
+    checked: list[float] = []
+
+    async def play() -> None:
+        idle = IdleSuspension(cast(Any, SimpleNamespace(vgpus={"v": None})), cast(Any, None), cast(Any, None))
+        idle._check = lambda vgpu: checked.append(trio.current_time())  # type: ignore[method-assign]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(idle.run)
+            await trio.sleep(idle_suspend.NEWS_S / 4)
+            assert len(checked) == 1
+            idle.look_now()
+            await trio.sleep(0.001)
+            assert len(checked) == 2
+            nursery.cancel_scope.cancel()
+
+    trio.run(play, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_connection_to_a_port_of_an_idle_suspended_vgpu_is_reported(scene: Scene) -> None:
+    vgpu = scene.suspended(idle_suspend_ns="1s", resume_on=("tcp:8000",))
+    vgpu.idle_suspended = (Process(1, 1),)
+    reported = trio.Event()
+    scene.triggers.on_connection(reported.set)
+
+    async def play() -> None:
+        async with scene.looking():
+            await until(lambda: vgpu.record.vgpu_id in scene.kernel.ended)
+            await trio.sleep(0.1)
+            assert not reported.is_set()
+            scene.kernel.arrives(1)
+            await reported.wait()
 
     trio.run(play)

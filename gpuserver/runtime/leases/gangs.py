@@ -9,7 +9,7 @@ other: sends and handshakes are bounded in time, and its last message lapses in 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from typing import Final, TypeAlias
 
@@ -72,7 +72,12 @@ class GangLinks:
         self._residents = Members()
         self._told: _Told = {}
         self._moved = trio.Event()
+        self._on_residents: Callable[[], None] = lambda: None
         tokens.on_decision(self._publish)
+
+    def on_residents(self, call: Callable[[], None]) -> None:
+        """``call`` is called after another server has reported where the memory of its members is now."""
+        self._on_residents = call
 
     def enroll(self, vgpus: Iterable[Vgpu], mode: Mode) -> None:
         """These are the vGPUs here. Of two vGPUs of one gang the older is its member; the other is in no gang. A vGPU
@@ -131,6 +136,7 @@ class GangLinks:
 
     async def _receive(self, link: MessageStream) -> None:
         peer: int | None = None
+        before: dict[GangName, MemberResidence] = {}
         try:
             while (received := await link.receive()) is not None:
                 outlooks = Outlooks.model_validate(received[0])
@@ -138,8 +144,12 @@ class GangLinks:
                     raise ProtocolError(f"the server of another GPU calls itself GPU {outlooks.gpu_index}")
                 peer = outlooks.gpu_index
                 now_ns = time.monotonic_ns()
-                self._residents.receive(peer, _residences(outlooks), now_ns)
+                residences = _residences(outlooks)
+                self._residents.receive(peer, residences, now_ns)
                 self._forward(self._gangs.receive(peer, _parsed(outlooks), now_ns))
+                if residences != before:
+                    before = residences
+                    self._on_residents()
         finally:
             if peer is not None:
                 self._forward(self._gangs.lose(peer, time.monotonic_ns()))

@@ -11,10 +11,9 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-import trio
-
 from gpuserver.core.states.idle import IdleState, Step, decide
 from gpuserver.core.states.standby import Cause
+from gpuserver.runtime.bell import Bell
 from gpuserver.runtime.lifecycle.suspension import Suspension
 from gpuserver.runtime.lifecycle.triggers import Triggers
 from gpuserver.runtime.state import GpuState
@@ -24,6 +23,7 @@ from vgpu.event_types import EventType
 from vgpu.identity import Process
 
 LOOK_S: Final = 0.05
+"""Between two checks. A CUDA call of an idle-suspended vGPU, and a connection to a port of one, end the pause."""
 NEWS_S: Final = 0.5
 """Without a vGPU that has --idle-suspend: how long until the first one is noticed."""
 COUNT_NS: Final = 1_000_000_000
@@ -50,13 +50,18 @@ class IdleSuspension:
         self._suspension = suspension
         self._triggers = triggers
         self._watches: dict[Vgpu, Watch] = {}
+        self._bell = Bell()
+
+    def look_now(self) -> None:
+        """An idle-suspended vGPU may be wanted."""
+        self._bell.ring()
 
     async def run(self) -> None:
         while True:
             for vgpu in list(self._state.vgpus.values()):
                 self._check(vgpu)
             self._watches = {v: w for v, w in self._watches.items() if self._state.vgpus.get(v.record.vgpu_id) is v}
-            await trio.sleep(LOOK_S if self._watches else NEWS_S)
+            await self._bell.wait(LOOK_S if self._watches else NEWS_S)
 
     def _check(self, vgpu: Vgpu) -> None:
         if vgpu.removed.is_set() or not (vgpu.idle_suspended or vgpu.record.spec.idle_suspend_ns):

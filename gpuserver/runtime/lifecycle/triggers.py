@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -39,9 +40,9 @@ from vgpu.protocol.messages import Suspend
 from vgpu.protocol.triggers import ports_of
 
 LOOK_S: Final = 0.025
-"""Between two looks at the ports; a CUDA call needs no look."""
+"""Between two checks of the ports; a CUDA call needs no check."""
 NEWS_S: Final = 0.1
-"""Without a vGPU that waits for a trigger: how long until the first one is noticed."""
+"""Without ports: how long until a vGPU that waits, or an end of a program of one, is noticed."""
 SCAN_RATIO: Final = 0.05
 SURVEY_S: Final = 1.0
 """At least so long between two surveys of a vGPU's processes, and between two checks that a connection is there."""
@@ -92,6 +93,11 @@ class Triggers:
         self._spaces: dict[int, Space] = {}
         self._changing: set[Vgpu] = set()
         self._calls = Bell()
+        self._on_connection: Callable[[], None] = lambda: None
+
+    def on_connection(self, call: Callable[[], None]) -> None:
+        """``call`` is called when there is a new connection to a port of an idle-suspended vGPU."""
+        self._on_connection = call
 
     # --- a request
 
@@ -138,7 +144,7 @@ class Triggers:
             await self._look_at_ports(with_ports)
             for vgpu in watched:
                 self._check(vgpu)
-            next_look = trio.current_time() + (LOOK_S if watched else NEWS_S)
+            next_look = trio.current_time() + (LOOK_S if with_ports else _pause_s(watched, time.time()))
             while (left_s := next_look - trio.current_time()) > 0 and await self._calls.wait(left_s):
                 for vgpu in watched:
                     self._check(vgpu)
@@ -253,6 +259,8 @@ class Triggers:
         whole = seen.spaces.keys() <= tables.keys()
         if port is not None or whole:
             vgpu.connected_port = port or 0
+        if vgpu.connected_port and vgpu.idle_suspended:
+            self._on_connection()
         if whole:  # the ends of a connection that is over may be those of another one
             watch.known &= frozenset(known_marks(tables, ports))
             watch.scanned_at = trio.current_time()
@@ -312,6 +320,12 @@ def waits(vgpu: Vgpu) -> bool:
     """It is suspended, and has triggers that this server sees to."""
     gone = vgpu.removed.is_set() or vgpu.passage.leaving is not None
     return vgpu.quiesced and vgpu.standby != NO_STANDBY and not gone
+
+
+def _pause_s(vgpus: Iterable[Vgpu], now_unix_s: float) -> float:
+    """Until the first of their times, and at most ``NEWS_S``."""
+    times = [vgpu.standby.at_unix_s for vgpu in vgpus if vgpu.standby.at_unix_s is not None]
+    return min([NEWS_S, *(max(LOOK_S, at - now_unix_s) for at in times)])
 
 
 def is_changed(vgpu: Vgpu) -> bool:

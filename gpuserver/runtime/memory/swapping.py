@@ -215,8 +215,10 @@ class Swapping:
                 place.ready = could_come(tenant.key, seen, room, now_ns, host, short)
         self._admit()
         self._pass_each_other()
-        # No event reports that a vGPU that is away is needed.
-        changes = any(t.waits or t.moving or not t.resident or t.assembling for t in seen)
+        # A vGPU that is away and begins to want the GPU ends the pause: ``step_now``. One that is suspended may want
+        # it for hours.
+        waiting = any(t.room_bytes or (t.wants and not t.resident) for t in seen if not tenants[t.key][0].quiesced)
+        changes = waiting or any(t.moving or t.assembling for t in seen)
         return changes or bool(moves.leave) or any(not place.settled for place in self._places.values())
 
     def _pass_each_other(self) -> None:
