@@ -74,7 +74,9 @@ class Where(IntEnum):
     """The move that was asked for is not possible now; it is tried again."""
     MOVING = 3
     KEPT_AWAY = 4
-    """The same, of the move back."""
+    """The same, of the move back: the card has no room."""
+    FAILED_BACK = 5
+    """The same, of the move back: the driver fails it."""
 
 
 class EventKind(IntEnum):
@@ -150,8 +152,8 @@ class SlotReading:
     newest epoch whose work may run, of work queued ahead; 0: none ever was. ``tail_epoch``: it takes no more
     work, and the work that runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it
     (0: no limit), and that its driver reports (0: not known). ``where`` (``Where``): of what can leave the card;
-    ``away_bytes`` of it are in the host's memory, and the last move took ``moved_ns``. ``room_bytes``: an allocation
-    waits for so much more of the card. ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured;
+    ``away_bytes`` of it are in the host's memory, and the last move took ``moved_ns``. ``move_result``: the driver's
+    code that failed the move back; 0: none. ``room_bytes``: an allocation waits for so much more of the card. ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured;
     ``waits_ppm``: the part of the last 200 ms in which it waited for the GPU; ``work_ns``: GPU time that its launches
     take by themselves, as learned; ``burst_us``: that of what it launches between two waits for it.
     ``imported_bytes``: memory of other processes that it holds; it is not charged with that.
@@ -189,6 +191,7 @@ class SlotReading:
     sm_planned: int = 0
     sm_count: int = 0
     where: int = 0
+    move_result: int = 0
     away_bytes: int = 0
     moved_ns: int = 0
     room_bytes: int = 0

@@ -227,6 +227,7 @@ cdef struct Gate:
     uint32_t aim             # of the last move, SLOT_AWAY or SLOT_RESIDENT
     int64_t move_after_ns    # not tried again before
     int64_t move_began_ns    # 0: no move is under way
+    int32_t move_result      # the driver's, that failed this try; 0: none has
     int64_t move_went_ns     # when it last got on
     uint32_t clean_blocks    # pieces that this move out did not copy
     uint64_t away_bytes

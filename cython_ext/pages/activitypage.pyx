@@ -60,6 +60,7 @@ cdef object claimed_state(layout.Slot* slot):
 
 
 cdef object slot_reading(int index, layout.Slot* slot, object state, object pid, object start_time):
+    cdef uint32_t where = native.load32(&slot.where)
     return SlotReading(
         index=index,
         state=state,
@@ -92,7 +93,8 @@ cdef object slot_reading(int index, layout.Slot* slot, object state, object pid,
         copied_bytes=bounded(slot.copied_bytes),
         sm_planned=native.load32(&slot.sm_planned),
         sm_count=native.load32(&slot.sm_count),
-        where=native.load32(&slot.where),
+        where=where & layout.SLOT_PLACE,
+        move_result=where >> layout.SLOT_RESULT_SHIFT,
         away_bytes=bounded(slot.away_bytes),
         moved_ns=at_least_zero(slot.moved_ns),
         room_bytes=bounded(slot.room_bytes),

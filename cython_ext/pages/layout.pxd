@@ -82,7 +82,10 @@ cdef enum:
     SLOT_AWAY = 1            # in the host's memory
     SLOT_STUCK = 2           # the move that GRANTS_AWAY asks for was not possible; it is tried again
     SLOT_MOVING = 3
-    SLOT_KEPT_AWAY = 4       # the same for the move that GRANTS_PRESENT asks for
+    SLOT_KEPT_AWAY = 4       # the same for the move that GRANTS_PRESENT asks for: the card has no room
+    SLOT_FAILED_BACK = 5     # ... or the driver fails it: its result is in the bits above
+    SLOT_PLACE = 0xFF        # the bits of ``where`` that have one of these
+    SLOT_RESULT_SHIFT = 8
 
     # memory kinds, index of Slot.committed_bytes
     KIND_DEVICE = 0          # cuMemAlloc, pitched

@@ -38,8 +38,9 @@ OWNED = 80 * GIB
 class Played:
     """A vGPU with one program, whose hook moves ``out`` and ``into`` the card so many bytes a second.
 
-    ``refuses``: so often the driver has no room when half of it has come. ``stuck_s``: until then it cannot leave.
-    ``is_stopped``, ``is_running``: what the kernel says of it. ``told``: what its page said, in order.
+    ``refuses``: so often the driver has no room when half of it has come, or ``failure`` instead.
+    ``stuck_s``: until then it cannot leave. ``is_stopped``, ``is_running``: what the kernel says of it.
+    ``told``: what its page said, in order.
     """
 
     swaps, lends_memory, room_bytes = True, False, 0
@@ -61,7 +62,7 @@ class Played:
         self.where = where
         self.away_bytes = OWNED if where is Where.AWAY else 0
         self.out = self.into = 80 * GIB
-        self.refuses, self.stuck_s = 0, 0.0
+        self.refuses, self.stuck_s, self.failure = 0, 0.0, Where.KEPT_AWAY
         self.is_stopped: Callable[[], bool] = lambda: False
         self.is_running = True
         self.told: list[bool] = []
@@ -69,7 +70,14 @@ class Played:
 
     @property
     def alive(self) -> list[SimpleNamespace]:
-        where = {"where": self.where, "undrained": 0, "moved_ns": 0, "pinned_ns": 0, "clean_blocks": 0}
+        where = {
+            "where": self.where,
+            "undrained": 0,
+            "moved_ns": 0,
+            "pinned_ns": 0,
+            "clean_blocks": 0,
+            "move_result": 1,
+        }
         return [SimpleNamespace(state=SlotState.ACTIVE, pid=self.record.key, start_time=1, **where)]
 
     movable_bytes = OWNED
@@ -103,12 +111,12 @@ class Played:
             self.where = Where.AWAY if self.away_bytes == OWNED else Where.MOVING
 
     def _comes(self) -> None:
-        if self.where in {Where.RESIDENT, Where.KEPT_AWAY}:
+        if self.where in {Where.RESIDENT, self.failure}:
             return
         self.where = Where.MOVING
         if self.refuses and self.here_bytes >= OWNED // 2:
             self.refuses -= 1
-            self.where = Where.KEPT_AWAY
+            self.where = self.failure
             return
         allowed = self.grants.present_bytes or OWNED
         self.away_bytes -= max(0, min(int(self.into * STEP_S), allowed - self.here_bytes))
@@ -260,6 +268,19 @@ def test_who_leaves_again_after_a_return_that_failed_does_nothing_else_meanwhile
         await found.run(60, until=lambda: a.where is Where.RESIDENT)
         assert a.where is Where.RESIDENT
         assert "no-room" not in found.events
+
+    play(scene)
+
+
+def test_no_room_is_kept_free_after_a_move_back_that_the_driver_fails(stage: Callable[..., Stage]) -> None:
+    async def scene() -> None:
+        a = Played("a", 1, Where.AWAY)
+        a.refuses, a.failure = 1, Where.FAILED_BACK
+        found = stage(a)
+        await found.run(60, until=lambda: a.where is Where.RESIDENT)
+        assert a.where is Where.RESIDENT
+        assert found.events.count("stuck") == 1
+        assert found.swapping._short.bytes_ == 0
 
     play(scene)
 

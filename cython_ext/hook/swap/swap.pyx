@@ -17,7 +17,8 @@ from libc.string cimport memset
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxRecordEvent, real_cuEventCreate,
     real_cuEventDestroy_v2, real_cuEventQuery, real_cuEventRecord, real_cuMemcpyDtoHAsync_v2,
-    real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2, real_cuStreamSynchronize,
+    real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2, real_cuStreamQuery,
+    real_cuStreamSynchronize,
 )
 from cython_ext.hook.hook cimport (
     vgpu_contexts_of_returned, vgpu_drop_all_returned, vgpu_furnish, vgpu_hash_chunks, vgpu_is_clean, vgpu_keep,
@@ -31,7 +32,7 @@ from cython_ext.hook.state cimport (
 )
 from cython_ext.pages.layout cimport (
     GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PASSED, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
-    SLOT_AWAY, SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_STUCK, Slot,
+    SLOT_AWAY, SLOT_FAILED_BACK, SLOT_KEPT_AWAY, SLOT_MOVING, SLOT_RESIDENT, SLOT_RESULT_SHIFT, SLOT_STUCK, Slot,
 )
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
@@ -116,6 +117,20 @@ cdef bint has_drained(void* context, int64_t until) noexcept nogil:
     return result == CUDA_SUCCESS
 
 
+cdef bint is_broken(void* context) noexcept nogil:
+    """After a fatal error every call that queues or queries work in the context returns that."""
+    cdef void* stream = NULL
+    cdef int result = real_cuCtxPushCurrent_v2(context)
+    if result != CUDA_SUCCESS:
+        return 1
+    result = real_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)
+    if result == CUDA_SUCCESS:
+        result = real_cuStreamQuery(stream)
+        real_cuStreamDestroy_v2(stream)
+    real_cuCtxPopCurrent_v2(&context)
+    return result != CUDA_SUCCESS and result != CUDA_ERROR_OUT_OF_MEMORY
+
+
 cdef uint32_t add_context(void* context, void** contexts, uint32_t count) noexcept nogil:
     cdef uint32_t k = 0
     while k < count and contexts[k] != context:
@@ -185,6 +200,15 @@ cdef uint32_t contexts_of(Gate* gate, void** contexts) noexcept nogil:
     return add_contexts_of_streams(gate, contexts, count) if program else count
 
 
+cdef bint is_lost(Gate* gate) noexcept nogil:
+    """No context can use the memory any more."""
+    cdef void* contexts[17]
+    cdef uint32_t count = contexts_of(gate, contexts), i = 0
+    while i < min(count, CONTEXTS) and is_broken(contexts[i]):
+        i += 1
+    return 0 < count == i
+
+
 cdef public void* vgpu_context_for_copies(Gate* gate) noexcept nogil:
     """A context that uses the memory; NULL: there is none, or there are too many to know."""
     cdef void* contexts[17]
@@ -213,6 +237,13 @@ cdef struct Mover:
     void* stream             # NULL: nothing had room yet
     uint64_t at              # index of the next chunk
     Batch[2] batches         # one is filled while the other is copied
+
+
+cdef inline bint succeeds(Gate* gate, int result) noexcept nogil:
+    """Keeps the result that fails a move."""
+    if result != CUDA_SUCCESS:
+        gate.move_result = result
+    return result == CUDA_SUCCESS
 
 
 cdef bint open_mover(Mover* mover) noexcept nogil:
@@ -264,17 +295,17 @@ cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream) noexcept 
             size = vgpu_stored_run(gate, piece, chunk.address + chunk.bytes)
             result = real_cuMemcpyHtoDAsync_v2(place + at, vgpu_stored(gate, piece), size, stream)
         at += size
-    return place != 0 and result == CUDA_SUCCESS
+    return place != 0 and succeeds(gate, result)
 
 
-cdef bint has_copied(const Batch* batch) noexcept nogil:
+cdef bint has_copied(Gate* gate, const Batch* batch) noexcept nogil:
     cdef int result = real_cuEventQuery(batch.event)
     while result == CUDA_ERROR_NOT_READY:
         if load32(&state().stopping):
             return 0
         futex_wait(&state().stopping, 0, now_ns() + COPY_LOOK_NS)
         result = real_cuEventQuery(batch.event)
-    return result == CUDA_SUCCESS
+    return succeeds(gate, result)
 
 
 cdef inline void count_away(Gate* gate, int64_t bytes) noexcept nogil:
@@ -342,7 +373,10 @@ cdef int prepare(Gate* gate, Block* chunk, bint out) noexcept nogil:
     result = vgpu_furnish(gate, chunk, &handle)
     if result != CUDA_SUCCESS:
         count_away(gate, chunk.bytes)
-        return FULL if result == CUDA_ERROR_OUT_OF_MEMORY else FAILED
+        if result == CUDA_ERROR_OUT_OF_MEMORY:
+            return FULL
+        gate.move_result = result
+        return FAILED
     chunk.aux = handle
     return DONE
 
@@ -364,14 +398,14 @@ cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
         if not open_mover(mover) or not copy_chunk(gate, chunk, out, mover.stream):
             outcome = FAILED
             break
-    if batch.count and real_cuEventRecord(batch.event, mover.stream) != CUDA_SUCCESS:
+    if batch.count and not succeeds(gate, real_cuEventRecord(batch.event, mover.stream)):
         outcome = FAILED
     return outcome
 
 
-cdef bint has_arrived(Mover* mover, const Batch* batch) noexcept nogil:
+cdef bint has_arrived(Gate* gate, Mover* mover, const Batch* batch) noexcept nogil:
     """0: its copies failed, or the process ends; then nothing uses their places any more."""
-    cdef bint well = has_copied(batch)
+    cdef bint well = has_copied(gate, batch)
     if not well:
         real_cuStreamSynchronize(mover.stream)
     return well
@@ -398,7 +432,7 @@ cdef bint complete(Gate* gate, Mover* mover, uint32_t turn, bint out) noexcept n
     cdef bint well
     if batch.count == 0:
         return 1
-    well = has_arrived(mover, batch)
+    well = has_arrived(gate, mover, batch)
     settle(gate, batch, out, well)
     gate.move_went_ns = now_ns()
     return well
@@ -498,7 +532,7 @@ cdef int carry_in_context(Gate* gate, bint out) noexcept nogil:
         return DONE
     if not out and gate.away_bytes and not may_come(gate, PIECE_BYTES):
         return WAITS
-    if real_cuCtxPushCurrent_v2(context) != CUDA_SUCCESS:
+    if not succeeds(gate, real_cuCtxPushCurrent_v2(context)):
         return FAILED
     lock_acquire(&gate.chunks_lock)
     if out:
@@ -510,10 +544,8 @@ cdef int carry_in_context(Gate* gate, bint out) noexcept nogil:
 
 
 cdef int patient(const Gate* gate, int outcome, int64_t most_ns) noexcept nogil:
-    """Where there should be room, it is not waited for longer than that."""
-    if outcome != FULL:
-        return outcome
-    return FAILED if now_ns() - gate.move_went_ns > most_ns else WAITS
+    """Where there should be room, it is not waited for longer than that: FULL."""
+    return WAITS if outcome == FULL and now_ns() - gate.move_went_ns <= most_ns else outcome
 
 
 cdef int leave(Gate* gate) noexcept nogil:
@@ -548,6 +580,9 @@ cdef int come_back(Gate* gate) noexcept nogil:
     gate.where = SLOT_MOVING
     store32(&gate.slot.where, SLOT_MOVING)
     outcome = carry_in_context(gate, 0)
+    if outcome == FAILED and is_lost(gate):
+        vgpu_log(b"all contexts are broken, memory lost, result", gate.away_bytes, gate.move_result)
+        outcome = DONE       # the program gets the driver's error, instead of a wait for ever
     if outcome == DONE:
         report_place(gate, SLOT_RESIDENT)
         open_door(gate)
@@ -592,6 +627,7 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
         store32(&gate.moving, 0)
         return now_ns() + GO_ON_NS
     mode = relax()
+    gate.move_result = 0
     if not out:
         outcome = come_back(gate)
     elif load32(&state().captures):      # asked for its drain, a context would break those that are open
@@ -605,7 +641,12 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
         return now_ns()          # the fast path opens with the next step
     if outcome == WAITS:
         return now_ns() + GO_ON_NS
-    store32(&gate.slot.where, SLOT_STUCK if out else SLOT_KEPT_AWAY)
+    if out:
+        store32(&gate.slot.where, SLOT_STUCK)
+    elif outcome == FULL:
+        store32(&gate.slot.where, SLOT_KEPT_AWAY)
+    else:
+        store32(&gate.slot.where, SLOT_FAILED_BACK | <uint32_t>gate.move_result << SLOT_RESULT_SHIFT)
     vgpu_ring(gate)
     gate.move_began_ns = 0
     gate.move_after_ns = now_ns() + AGAIN_NS

@@ -424,23 +424,41 @@ class Swapping:
         self._state.record_event(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
 
+    def _tell_failed(self, vgpu: Vgpu) -> None:
+        """No room on the card would help."""
+        failed = [slot for slot in present(vgpu.alive) if slot.where == Where.FAILED_BACK]
+        if failed:
+            names = ", ".join(f"process {slot.pid} with error {slot.move_result}" for slot in failed)
+            text = f"{vgpu.record.vgpu_id} cannot come back onto the card now: the driver fails the move of {names}"
+            self._state.record_event(EventType.STUCK, vgpu, text)
+
+    def _tell_lost(self, vgpu: Vgpu) -> None:
+        """A fatal error of the driver has ended the contexts of a program, and the program gets that error."""
+        if lost := vgpu.away_bytes:
+            pids = ", ".join(str(slot.pid) for slot in present(vgpu.alive) if slot.away_bytes)
+            text = f"{vgpu.record.vgpu_id}: {format_bytes(lost)} of process {pids} cannot come back"
+            text += ", because its contexts have a fatal error of the driver: end it"
+            self._state.record_event(EventType.STUCK, vgpu, text)
+
     async def _provide(self, tenant: int, lacks: list[str]) -> None:
         lack = await self.stores.have(tenant, self._away_bytes_of(tenant) + PASSING_BYTES)
         if lack:
             lacks.append(lack)
 
     async def bring(self, vgpu: Vgpu) -> bool:
-        """Its memory onto the card. False: the card has no room after all, or a program does not answer, and it is
-        away. The caller holds ``lifecycle_lock``."""
+        """Its memory onto the card. False: the card has no room after all, the driver fails the move, or a program does
+        not answer, and it is away. The caller holds ``lifecycle_lock``."""
         place, began_ns = self._place(vgpu), time.monotonic_ns()
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
-            self._tell(vgpu, place, EventType.SWAPPED_IN, bytes_, time.monotonic_ns() - began_ns)
+            self._tell(vgpu, place, EventType.SWAPPED_IN, bytes_ - vgpu.away_bytes, time.monotonic_ns() - began_ns)
+            self._tell_lost(vgpu)
             self._is_there(vgpu, place)
             return True
         if vgpu.removed.is_set():
             return False
         place.moving = False  # what it has on the card counts, and no more
+        self._tell_failed(vgpu)
         refused = any(slot.where == Where.KEPT_AWAY for slot in present(vgpu.alive))
         if refused and not any(self._place(other).leaves for other in self._swapped()):
             self._short.grow(time.monotonic_ns(), self.room_bytes - self._taken_bytes - vgpu.away_bytes)
@@ -488,14 +506,14 @@ class Swapping:
 
     async def _reached(self, vgpu: Vgpu, where: Where) -> bool:
         """Whether all its programs get there, those that are attaching included once they are there."""
-        stuck = Where.STUCK if where is Where.AWAY else Where.KEPT_AWAY
+        stuck = {Where.STUCK} if where is Where.AWAY else {Where.KEPT_AWAY, Where.FAILED_BACK}
         at, since = vgpu.away_bytes, trio.current_time()
         moved = since  # or no program was stopped
         while not vgpu.removed.is_set():
             missing = astray(vgpu, where)
             if not missing:
                 return True
-            if any(slot.where == stuck for slot in missing):
+            if any(slot.where in stuck for slot in missing):
                 return False
             now = trio.current_time()
             if vgpu.away_bytes != at:
