@@ -153,9 +153,10 @@ class SlotReading:
     work, and the work that runs under it is short. ``sm_planned``, ``sm_count``: SMs that its partition should give it
     (0: no limit), and that its driver reports (0: not known). ``where`` (``Where``): of what can leave the card;
     ``away_bytes`` of it are in the host's memory, and the last move took ``moved_ns``. ``move_result``: the driver's
-    code that failed the move back; 0: none. ``room_bytes``: an allocation waits for so much more of the card. ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured;
-    ``waits_ppm``: the part of the last 200 ms in which it waited for the GPU; ``work_ns``: GPU time that its launches
-    take by themselves, as learned; ``burst_us``: that of what it launches between two waits for it.
+    code that failed the move back; 0: none. ``room_bytes``: an allocation waits for so much more of the card.
+    ``demand_ppm``: the part of its time in which it needs the GPU, 0: not measured; ``waits_ppm``: the part of the last
+    200 ms in which it waited for the GPU; ``work_ns``: GPU time that its launches take by themselves, as learned;
+    ``burst_us``: that of what it launches between two waits for it.
     ``imported_bytes``: memory of other processes that it holds; it is not charged with that.
     """
 

@@ -56,7 +56,8 @@ class Scene:
         self.node.run("suspend", server.name, "--resume-on", "call")
 
     def measure(self, mode: str) -> dict[str, Any]:
-        wrong, first, steps = [], [], []
+        wrong, steps = list[str](), list[float]()
+        first: dict[str, list[float]] = {server.name: [] for server in self.servers}
         for server in self.servers if mode == "suspended" else ():
             self.suspend(server)
         for turn in range(self.rounds):
@@ -65,14 +66,16 @@ class Scene:
                 answer = server.ask(seed, turn)
                 if answer["tokens"] != server.expected[2 * seed + turn % 2]:
                     wrong.append(f"{server.name}, round {turn}")
-                first.append(answer["ms"][0])
+                first[server.name].append(answer["ms"][0])
                 steps += answer["ms"][1:]
                 if mode == "suspended":
                     self.suspend(server)
                 print(f"{mode} {turn} {server.name} {answer['ms'][0]:.0f} ms", file=sys.stderr, flush=True)
+        every = [ms for mine in first.values() for ms in mine]
         return {
-            "first_p50_ms": round(percentile(first, 50), 1),
-            "first_p99_ms": round(percentile(first, 99), 1),
+            "first_p50_ms": round(percentile(every, 50), 1),
+            "first_p99_ms": round(percentile(every, 99), 1),
+            "first_p50_ms_by_server": {name: round(percentile(mine, 50), 1) for name, mine in first.items()},
             "first_ms": first,
             "wrong_answers": wrong,
             "wrong_weights": [server.name for server in self.servers if server.check() != server.sums],

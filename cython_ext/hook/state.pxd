@@ -229,6 +229,8 @@ cdef struct Gate:
     int64_t move_began_ns    # 0: no move is under way
     int32_t move_result      # the driver's, that failed this try; 0: none has
     int64_t move_went_ns     # when it last got on
+    int64_t mapping_ns       # of this move: in calls that map memory ...
+    int64_t copying_ns       # ... and in waits for copies
     uint32_t clean_blocks    # pieces that this move out did not copy
     uint64_t away_bytes
     uint64_t imported_bytes  # of other processes' memory, what this one holds; under memory_lock

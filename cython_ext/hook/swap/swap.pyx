@@ -364,13 +364,16 @@ cdef bint may_come(const Gate* gate, uint64_t size) noexcept nogil:
 cdef int prepare(Gate* gate, Block* chunk, bint out) noexcept nogil:
     """Room for it where it goes: in the store, or on the card."""
     cdef unsigned long long handle
+    cdef int64_t began_ns
     cdef int result
     if out:
         return DONE if vgpu_store(gate, chunk) else FULL
     if not may_come(gate, chunk.bytes):
         return WAITS
     count_away(gate, -<int64_t>chunk.bytes)
+    began_ns = now_ns()
     result = vgpu_furnish(gate, chunk, &handle)
+    gate.mapping_ns += now_ns() - began_ns
     if result != CUDA_SUCCESS:
         count_away(gate, chunk.bytes)
         if result == CUDA_ERROR_OUT_OF_MEMORY:
@@ -405,9 +408,11 @@ cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
 
 cdef bint has_arrived(Gate* gate, Mover* mover, const Batch* batch) noexcept nogil:
     """0: its copies failed, or the process ends; then nothing uses their places any more."""
+    cdef int64_t began_ns = now_ns()
     cdef bint well = has_copied(gate, batch)
     if not well:
         real_cuStreamSynchronize(mover.stream)
+    gate.copying_ns += now_ns() - began_ns
     return well
 
 
@@ -489,12 +494,14 @@ cdef void report_place(Gate* gate, uint32_t where) noexcept nogil:
     gate.move_began_ns = 0
     vgpu_ring(gate)
     vgpu_log(b"moved, away bytes", where, gate.away_bytes)
+    vgpu_log(b"... in ns; of the store to pin", gate.slot.moved_ns, gate.pinning_ns)
+    vgpu_log(b"... in mappings; in waits for copies", gate.mapping_ns, gate.copying_ns)
 
 
 cdef void begin(Gate* gate) noexcept nogil:
     if gate.move_began_ns == 0:
         gate.move_began_ns = gate.move_went_ns = now_ns()
-        gate.pinning_ns = 0
+        gate.pinning_ns = gate.mapping_ns = gate.copying_ns = 0
 
 
 cdef int drain(Gate* gate) noexcept nogil:
