@@ -3,8 +3,9 @@
 #
 #     benchmarks/servers/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
-# GPU=1 before it: that GPU. The parts that name 200G need a host with 256 GiB. `llama` needs llama-cpp-python and gguf,
-# built for this GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python gguf.
+# A relative FOLDER is one of the project's root. GPU=1 before it: that GPU. Parts without --host-memory need a host of
+# 256 GiB. `llama` needs llama-cpp-python and gguf, built for this GPU:
+# CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python gguf
 cd "$(dirname "$0")/../.." || exit
 out=${1:-evidence}
 wanted=" ${*:2} "
@@ -24,7 +25,7 @@ part() { # NAME SECONDS COMMAND…
 
 nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 # Which of a move's time goes into mappings, and which into copies, is in the hook's log.
-part moves 300 env VGPU_HOOK_LOG="$PWD/$out/hook.log" python3 -m benchmarks.servers --rounds 2 --modes suspended
+part moves 300 env VGPU_HOOK_LOG="$(realpath "$out")/hook.log" python3 -m benchmarks.servers --rounds 2 --modes suspended
 for run in 1 2 3 4 5; do
     part "suspended-$run" 300 python3 -m benchmarks.servers --rounds 4 --modes suspended
 done

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
@@ -42,7 +42,7 @@ from vgpu.protocol.triggers import ports_of
 LOOK_S: Final = 0.025
 """Between two checks of the ports; a CUDA call needs no check."""
 NEWS_S: Final = 0.1
-"""Without ports: how long until a vGPU that waits, or an end of a program of one, is noticed."""
+"""Without ports: how long until a vGPU that waits, or a start or an end of a program of one, is noticed."""
 SCAN_RATIO: Final = 0.05
 SURVEY_S: Final = 1.0
 """At least so long between two surveys of a vGPU's processes, and between two checks that a connection is there."""
@@ -144,10 +144,20 @@ class Triggers:
             await self._look_at_ports(with_ports)
             for vgpu in watched:
                 self._check(vgpu)
-            next_look = trio.current_time() + (LOOK_S if with_ports else _pause_s(watched, time.time()))
+            next_look = trio.current_time() + (LOOK_S if with_ports else self._pause_s(time.time()))
             while (left_s := next_look - trio.current_time()) > 0 and await self._calls.wait(left_s):
+                if any(waits(vgpu) and vgpu not in self._watches for vgpu in self._state.vgpus.values()):
+                    break  # it was suspended meanwhile
                 for vgpu in watched:
                     self._check(vgpu)
+
+    def _pause_s(self, now_unix_s: float) -> float:
+        """Until the first of their times, and at most ``NEWS_S``. A call of a vGPU that is being suspended, or that could
+        not be resumed, has rung already."""
+        if any(watch.failures or vgpu.lifecycle_lock.locked() for vgpu, watch in self._watches.items()):
+            return LOOK_S
+        times = [vgpu.standby.at_unix_s for vgpu in self._watches if vgpu.standby.at_unix_s is not None]
+        return min([NEWS_S, *(max(LOOK_S, at - now_unix_s) for at in times)])
 
     async def _change(self, vgpu: Vgpu) -> None:
         """To the triggers that an idle-suspended vGPU has by now. If a survey fails, the next round tries again."""
@@ -320,12 +330,6 @@ def waits(vgpu: Vgpu) -> bool:
     """It is suspended, and has triggers that this server sees to."""
     gone = vgpu.removed.is_set() or vgpu.passage.leaving is not None
     return vgpu.quiesced and vgpu.standby != NO_STANDBY and not gone
-
-
-def _pause_s(vgpus: Iterable[Vgpu], now_unix_s: float) -> float:
-    """Until the first of their times, and at most ``NEWS_S``."""
-    times = [vgpu.standby.at_unix_s for vgpu in vgpus if vgpu.standby.at_unix_s is not None]
-    return min([NEWS_S, *(max(LOOK_S, at - now_unix_s) for at in times)])
 
 
 def is_changed(vgpu: Vgpu) -> bool:

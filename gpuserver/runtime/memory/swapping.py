@@ -102,6 +102,7 @@ class Swapping:
 
     async def make_room(self) -> None:
         """After a promise: wait until the vGPUs that are in its way have left the card."""
+        self.step_now()
         with trio.move_on_after(ROOM_S):
             while self._taken_bytes > max(0, self.room_bytes):  # noqa: ASYNC110  a changed page wakes no task
                 await trio.sleep(LOOK_S)
@@ -215,10 +216,9 @@ class Swapping:
                 place.ready = could_come(tenant.key, seen, room, now_ns, host, short)
         self._admit()
         self._pass_each_other()
-        # A vGPU that is away and begins to want the GPU ends the pause: ``step_now``. One that is suspended may want
-        # it for hours.
-        waiting = any(t.room_bytes or (t.wants and not t.resident) for t in seen if not tenants[t.key][0].quiesced)
-        changes = waiting or any(t.moving or t.assembling for t in seen)
+        # No event reports that a resident vGPU needs room. A call of a suspended one ends the pause: ``step_now``.
+        away = any(not t.resident and not tenants[t.key][0].quiesced for t in seen)
+        changes = away or any(t.waits or t.moving or t.assembling for t in seen)
         return changes or bool(moves.leave) or any(not place.settled for place in self._places.values())
 
     def _pass_each_other(self) -> None:
@@ -428,16 +428,9 @@ class Swapping:
         """No room on the card would help."""
         failed = [slot for slot in present(vgpu.alive) if slot.where == Where.FAILED_BACK]
         if failed:
-            names = ", ".join(f"process {slot.pid} with error {slot.move_result}" for slot in failed)
+            codes = ((slot.pid, f" with error {slot.move_result}" if slot.move_result else "") for slot in failed)
+            names = ", ".join(f"process {pid}{code}" for pid, code in codes)
             text = f"{vgpu.record.vgpu_id} cannot come back onto the card now: the driver fails the move of {names}"
-            self._state.record_event(EventType.STUCK, vgpu, text)
-
-    def _tell_lost(self, vgpu: Vgpu) -> None:
-        """A fatal error of the driver has ended the contexts of a program, and the program gets that error."""
-        if lost := vgpu.away_bytes:
-            pids = ", ".join(str(slot.pid) for slot in present(vgpu.alive) if slot.away_bytes)
-            text = f"{vgpu.record.vgpu_id}: {format_bytes(lost)} of process {pids} cannot come back"
-            text += ", because its contexts have a fatal error of the driver: end it"
             self._state.record_event(EventType.STUCK, vgpu, text)
 
     async def _provide(self, tenant: int, lacks: list[str]) -> None:
@@ -451,8 +444,7 @@ class Swapping:
         place, began_ns = self._place(vgpu), time.monotonic_ns()
         bytes_ = vgpu.away_bytes
         if await self._let_back(vgpu, place):
-            self._tell(vgpu, place, EventType.SWAPPED_IN, bytes_ - vgpu.away_bytes, time.monotonic_ns() - began_ns)
-            self._tell_lost(vgpu)
+            self._tell(vgpu, place, EventType.SWAPPED_IN, bytes_, time.monotonic_ns() - began_ns)
             self._is_there(vgpu, place)
             return True
         if vgpu.removed.is_set():
