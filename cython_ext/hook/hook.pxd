@@ -281,6 +281,7 @@ cdef extern:
     bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil
     void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil
     void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil
+    bint vgpu_left_zeros(Gate* gate, uint64_t address) noexcept nogil
     uint64_t vgpu_stored_run(Gate* gate, uint64_t address, uint64_t end) noexcept nogil
     uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil
     bint vgpu_pin_next(Gate* gate) noexcept nogil

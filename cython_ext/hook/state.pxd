@@ -87,6 +87,7 @@ cdef enum:
     # Block.kind of a place in the store
     PLACE_BLANK = 0          # its copy is not made
     PLACE_COPIED = 1         # it has a copy, of which the hash is known
+    PLACE_ZEROS = 2          # it left with zeros alone: no block is needed
 
     # What a stream is to the others
     STREAM_BLOCKING = 1      # synchronises with the legacy stream
@@ -187,6 +188,7 @@ cdef struct Hasher:          # of pieces, on the GPU (piece_hash.pyx)
     void* function           # NULL: the driver does not load it there
     PieceHash* results       # pinned, of HASHED_AT_ONCE pieces ...
     uint64_t* addresses      # ... and their addresses in Gate.chunks
+    PieceHash zeros          # of a piece of zeros
 
 
 cdef struct Gate:

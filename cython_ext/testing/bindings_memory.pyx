@@ -511,6 +511,12 @@ def hash_of_piece(const uint64_t[::1] words):
     return found.a, found.b
 
 
+def hash_of_zeros(uint64_t count):
+    """(a, b) of the hash of so many words."""
+    cdef hashing.PieceHash found = hashing.hash_of_zeros(count)
+    return found.a, found.b
+
+
 # --- books of pools
 
 POOL_STEP = pools.POOL_STEP

@@ -15,7 +15,7 @@ BODY = f"""
 import random
 owned = {OWNED}
 memory = app.allocate(owned)
-data = random.randbytes(owned)
+data = CONTENT
 def write(at, piece):
     app.call("cuMemcpyHtoD_v2", c_uint64(memory + at), piece, c_size_t(len(piece)))
 write(0, data)
@@ -28,10 +28,11 @@ while True:
 
 
 class Owner(Program):
-    """A program with random bytes in all its memory. It changes bytes where the test names them."""
+    """A program with random bytes in all its memory, or ``content``. It changes bytes where the test names them.
+    Memory that it gets from the driver is no zeros."""
 
-    def __init__(self, stage: Stage, vgpu: StagedVgpu) -> None:
-        super().__init__(stage, vgpu, BODY)
+    def __init__(self, stage: Stage, vgpu: StagedVgpu, content: str = "random.randbytes(owned)") -> None:
+        super().__init__(stage, vgpu, BODY.replace("CONTENT", content), VGPU_SIM_FRESH="x")
 
     def swap(self) -> int:
         """Out and in; how many pieces were not copied."""
@@ -185,12 +186,47 @@ while True:
 """,
     )
     assert program.hear() == [[5]]
-    for clean in (0, 20):
+    for clean in (10, 20):  # the part that no kernel has written is zeros
         program.leave()
         assert vgpu.slot().clean_blocks == clean
         program.come_back()
         program.go_on()
         assert program.hear() == [[5]]
+
+
+def test_pieces_of_zeros_need_no_block_and_come_back_as_zeros(stage: Stage, vgpu: StagedVgpu) -> None:
+    owner, odd = Owner(stage, vgpu, "bytes(owned)"), 11 * MIB
+    assert owner.hear() == [True]
+    changes = [
+        [],
+        [(odd, 9)],
+        [],
+        [(odd, 0), (OWNED - 1, 1)],
+        [(OWNED - 1, 0)],
+        [(at, 1) for at in range(0, OWNED, MIB)],
+    ]
+    written: dict[int, int] = {}
+    for change in changes:
+        assert owner.change(*change) == [True]
+        written |= dict(change)
+        pieces = {at // STORE_BLOCK_BYTES for at, byte in written.items() if byte}
+        owner.leave()
+        assert store_of(vgpu).used == len(pieces)
+        assert vgpu.slot().away_bytes == OWNED
+        assert vgpu.slot().clean_blocks >= PIECES - len(pieces)
+        owner.come_back()
+        assert owner.on_card() == OWNED
+    assert owner.change() == [True]
+
+
+def test_a_store_without_room_is_enough_for_zeros(stage: Stage) -> None:
+    vgpu = stage.vgpu(memory_bytes=1 << 30)
+    vgpu.grants.flags = swappable(stage).grants.flags
+    vgpu.store = StorePage.create(STORE_SEGMENT_BLOCKS)
+    owner = Owner(stage, vgpu, "bytes(owned)")
+    assert owner.hear() == [True]
+    owner.swap()
+    assert owner.change() == [True]
 
 
 def test_a_move_that_is_given_up_keeps_what_is_whole(stage: Stage) -> None:

@@ -21,7 +21,7 @@ from cython_ext.hook.state cimport (
     Hasher, state,
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_insert
-from cython_ext.logic.memory.piece_hash cimport HASH_LANES, PieceHash
+from cython_ext.logic.memory.piece_hash cimport HASH_LANES, PieceHash, hash_of_zeros
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.native cimport futex_wait, load32, now_ns
 
@@ -55,6 +55,7 @@ cdef public void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil:
     if hasher.context == context:
         return
     hasher.context, hasher.function = context, NULL
+    hasher.zeros = hash_of_zeros(PIECE_BYTES / sizeof(uint64_t))
     result = real_cuModuleLoadData(<uint64_t>&module, <uint64_t>VGPU_PIECE_HASH)
     if result == CUDA_SUCCESS:
         result = real_cuMemHostAlloc(<uint64_t>&memory, size, FOR_ALL_CONTEXTS | FOR_THE_GPU)

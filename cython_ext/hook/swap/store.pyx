@@ -5,7 +5,8 @@ So that is done part by part, ahead of the first move (pin_ahead.pyx), or when a
 of parts that are pinned already are taken first.
 
 A piece that comes back to the card keeps its copy, with the hash of it, until another process needs the block. Leaving
-again, it is copied only if its hash is another one (piece_hash.pyx).
+again, it is copied only if its hash is another one (piece_hash.pyx). A piece of zeros, such as those of a cache that
+is not used yet, needs no block: the card fills it again when it comes back.
 """
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
@@ -14,7 +15,8 @@ from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT
 from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2, real_cuMemHostUnregister
 from cython_ext.hook.hook cimport vgpu_log
 from cython_ext.hook.state cimport (
-    CHUNK_AWAY, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, PLACE_BLANK, PLACE_COPIED, Gate, Store, state,
+    CHUNK_AWAY, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, PLACE_BLANK, PLACE_COPIED, PLACE_ZEROS, Gate,
+    Store, state,
 )
 from cython_ext.pages.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
@@ -221,13 +223,19 @@ cdef public bint vgpu_pin_next(Gate* gate) noexcept nogil:
     return pin_one_of(gate, 0) or pin_one_of(gate, 1)
 
 
+cdef inline void drop(Gate* gate, const Block* place) noexcept nogil:
+    """Its block, if it has one and no other process has taken it, is free."""
+    if place.kind != PLACE_ZEROS:
+        store_drop(gate.store.page, place.aux, name(gate))
+
+
 cdef void drop_kept(Gate* gate) noexcept nogil:
     """All copies of what is on the card, and their places."""
     cdef uint64_t i
     lock_acquire(&state().memory_lock)
     for i in range(gate.places.capacity):
         if gate.places.blocks[i].address:
-            store_drop(gate.store.page, gate.places.blocks[i].aux, name(gate))
+            drop(gate, &gate.places.blocks[i])
             gate.places.blocks[i].address = 0
     gate.places.count = 0
     lock_release(&state().memory_lock)
@@ -260,10 +268,10 @@ cdef bint remove_place(Gate* gate, uint64_t address, Block* place) noexcept nogi
     return known
 
 
-cdef bint add_place(Gate* gate, uint64_t address, uint64_t block) noexcept nogil:
+cdef bint add_place(Gate* gate, uint64_t address, uint64_t block, uint32_t kind) noexcept nogil:
     cdef Block place
     cdef bint noted
-    place.address, place.bytes, place.aux, place.kind, place.flags = address, BLOCK_BYTES, block, PLACE_BLANK, 0
+    place.address, place.bytes, place.aux, place.kind, place.flags = address, BLOCK_BYTES, block, kind, 0
     lock_acquire(&state().memory_lock)
     noted = alloc_insert(&gate.places, &place)
     lock_release(&state().memory_lock)
@@ -308,22 +316,38 @@ cdef bint reclaim(Gate* gate, uint64_t address) noexcept nogil:
     cdef Block place
     if not place_at(gate, address, &place):
         return 0
-    if store_reclaim(gate.store.page, place.aux, name(gate)):
+    if place.kind != PLACE_ZEROS and store_reclaim(gate.store.page, place.aux, name(gate)):
         pin(gate, place.aux / PIN_BLOCKS)
         return 1
     remove_place(gate, address, &place)
     return 0
 
 
+cdef inline bint is_zeros(const Gate* gate, uint64_t address) noexcept nogil:
+    """As the piece leaves, by its hash."""
+    cdef const Block* now = alloc_find(&gate.hashes, address)
+    return now != NULL and now.bytes == gate.hasher.zeros.a and now.aux == gate.hasher.zeros.b
+
+
+cdef bint store_zeros(Gate* gate, uint64_t address) noexcept nogil:
+    """An older copy of the piece is dropped."""
+    cdef Block place
+    if remove_place(gate, address, &place):
+        drop(gate, &place)
+    return add_place(gate, address, 0, PLACE_ZEROS)
+
+
 cdef bint store_piece(Gate* gate, uint64_t address) noexcept nogil:
     cdef int64_t block
+    if is_zeros(gate, address):
+        return store_zeros(gate, address)
     if reclaim(gate, address):
         return 1
     block = take_block(gate)
     if block < 0:
         return 0
     pin(gate, block / PIN_BLOCKS)
-    if add_place(gate, address, block):
+    if add_place(gate, address, block, PLACE_BLANK):
         return 1
     store_give(gate.store.page, block)
     return 0
@@ -336,13 +360,13 @@ cdef void keep_from(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
         if place_at(gate, address, &place):
             if place.kind == PLACE_COPIED:
                 store_keep(gate.store.page, place.aux, name(gate))
-            elif remove_place(gate, address, &place):
+            elif remove_place(gate, address, &place) and place.kind != PLACE_ZEROS:
                 store_give(gate.store.page, place.aux)
         address += BLOCK_BYTES
 
 
 cdef public bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil:
-    """Blocks for all of the chunk's pieces, or for none. The caller has a context current."""
+    """Blocks for all of the chunk's pieces but those of zeros, or for none. The caller has a context current."""
     cdef uint64_t address = chunk.address, end = address + chunk.bytes
     if gate.store.page == NULL:
         return 0
@@ -365,20 +389,23 @@ cdef public void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil:
     cdef Block place
     while gate.store.page != NULL and address < end:
         if remove_place(gate, address, &place):
-            if chunk.flags & CHUNK_AWAY:
+            if chunk.flags & CHUNK_AWAY and place.kind != PLACE_ZEROS:
                 store_give(gate.store.page, place.aux)
             else:
-                store_drop(gate.store.page, place.aux, name(gate))
+                drop(gate, &place)
         address += BLOCK_BYTES
 
 
 cdef public bint vgpu_is_clean(Gate* gate, uint64_t address) noexcept nogil:
-    """Whether the piece's block has a copy of it as it left. The caller has called ``vgpu_store``."""
+    """Whether the piece needs no copy: its block has one of it as it left, or it is zeros. The caller has called
+    ``vgpu_store``."""
     cdef Block* now = alloc_find(&gate.hashes, address)
     cdef const PieceHash* known
     cdef Block place
-    if now == NULL or not place_at(gate, address, &place) or place.kind != PLACE_COPIED:
+    if now == NULL or not place_at(gate, address, &place) or place.kind == PLACE_BLANK:
         return 0
+    if place.kind == PLACE_ZEROS:
+        return 1
     known = &gate.store.hashes[place.aux]
     return known.a == now.bytes and known.b == now.aux
 
@@ -392,30 +419,36 @@ cdef public void vgpu_note_copy(Gate* gate, uint64_t address) noexcept nogil:
     """The piece's block has a copy of it. Without a hash of it, the copy is not kept."""
     cdef Block* now = alloc_find(&gate.hashes, address)
     cdef Block place
-    if now == NULL or not place_at(gate, address, &place):
+    if now == NULL or not place_at(gate, address, &place) or place.kind == PLACE_ZEROS:
         return
     gate.store.hashes[place.aux].a, gate.store.hashes[place.aux].b = now.bytes, now.aux
     mark(gate, address, PLACE_COPIED)
 
 
 cdef public void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil:
-    """Where the piece at ``address`` is in the store."""
-    cdef Block* place
-    cdef void* found = NULL
-    lock_acquire(&state().memory_lock)
-    place = alloc_find(&gate.places, address)
-    if place != NULL:
-        found = gate.store.memory + place.aux * BLOCK_BYTES
-    lock_release(&state().memory_lock)
-    return found
+    """Where the piece at ``address`` is in the store; NULL: it has no block there."""
+    cdef Block place
+    if not place_at(gate, address, &place) or place.kind == PLACE_ZEROS:
+        return NULL
+    return gate.store.memory + place.aux * BLOCK_BYTES
+
+
+cdef public bint vgpu_left_zeros(Gate* gate, uint64_t address) noexcept nogil:
+    """Whether the piece left with zeros alone."""
+    cdef Block place
+    return place_at(gate, address, &place) and place.kind == PLACE_ZEROS
 
 
 cdef public uint64_t vgpu_stored_run(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
-    """How many bytes from ``address`` on, and before ``end``, follow each other in one part of the store. The driver
-    refuses a copy of two parts, because each is pinned by itself."""
+    """How many bytes from ``address`` on, and before ``end``, follow each other in one part of the store, or left as
+    zeros. The driver refuses a copy of two parts, because each is pinned by itself."""
     cdef uint64_t first = <uint64_t>vgpu_stored(gate, address), size = BLOCK_BYTES
     cdef uint64_t part_bytes = PIN_BLOCKS * <uint64_t>BLOCK_BYTES
     cdef uint64_t left = part_bytes - (first - <uint64_t>gate.store.memory) % part_bytes
+    if first == 0:
+        while address + size < end and vgpu_left_zeros(gate, address + size):
+            size += BLOCK_BYTES
+        return size
     while size < left and address + size < end and <uint64_t>vgpu_stored(gate, address + size) == first + size:
         size += BLOCK_BYTES
     return size

@@ -17,13 +17,13 @@ from libc.string cimport memset
 from cython_ext.hook.generated.driver cimport (
     real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxRecordEvent, real_cuEventCreate,
     real_cuEventDestroy_v2, real_cuEventQuery, real_cuEventRecord, real_cuMemcpyDtoHAsync_v2,
-    real_cuMemcpyHtoDAsync_v2, real_cuStreamCreate, real_cuStreamDestroy_v2, real_cuStreamQuery,
+    real_cuMemcpyHtoDAsync_v2, real_cuMemsetD8Async, real_cuStreamCreate, real_cuStreamDestroy_v2,
     real_cuStreamSynchronize,
 )
 from cython_ext.hook.hook cimport (
     vgpu_contexts_of_returned, vgpu_drop_all_returned, vgpu_furnish, vgpu_hash_chunks, vgpu_is_clean, vgpu_keep,
-    vgpu_log, vgpu_note_copy, vgpu_overwrite, vgpu_place_of, vgpu_renew_store, vgpu_ring, vgpu_store, vgpu_stored,
-    vgpu_stored_run, vgpu_strip, vgpu_trim_drained_pools,
+    vgpu_left_zeros, vgpu_log, vgpu_note_copy, vgpu_overwrite, vgpu_place_of, vgpu_renew_store, vgpu_ring, vgpu_store,
+    vgpu_stored, vgpu_stored_run, vgpu_strip, vgpu_trim_drained_pools,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
@@ -54,7 +54,8 @@ cdef enum:
     MOMENT_NS = 10_000_000       # ... and stays ready for so long, because the vGPU that leaves goes on, too
     STORE_NS = 5_000_000_000     # ... but not for longer than that: in the store, which may be growing
     CARD_NS = 1_000_000_000      # ... nor than that: on the card, where there should be some
-    BATCH_CHUNKS = 8             # are copied together
+    BATCH_CHUNKS = 8             # with copies, are copied together ...
+    BATCH_MOST = 64              # ... and with those that need none
     CONTEXTS = 16                # that use a process's memory; one place more shows that there are more
 
 
@@ -115,20 +116,6 @@ cdef bint has_drained(void* context, int64_t until) noexcept nogil:
         real_cuEventDestroy_v2(event)
     real_cuCtxPopCurrent_v2(&context)
     return result == CUDA_SUCCESS
-
-
-cdef bint is_broken(void* context) noexcept nogil:
-    """After a fatal error every call that queues or queries work in the context returns that."""
-    cdef void* stream = NULL
-    cdef int result = real_cuCtxPushCurrent_v2(context)
-    if result != CUDA_SUCCESS:
-        return 1
-    result = real_cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING)
-    if result == CUDA_SUCCESS:
-        result = real_cuStreamQuery(stream)
-        real_cuStreamDestroy_v2(stream)
-    real_cuCtxPopCurrent_v2(&context)
-    return result != CUDA_SUCCESS and result != CUDA_ERROR_OUT_OF_MEMORY
 
 
 cdef uint32_t add_context(void* context, void** contexts, uint32_t count) noexcept nogil:
@@ -200,15 +187,6 @@ cdef uint32_t contexts_of(Gate* gate, void** contexts) noexcept nogil:
     return add_contexts_of_streams(gate, contexts, count) if program else count
 
 
-cdef bint is_lost(Gate* gate) noexcept nogil:
-    """No context can use the memory any more."""
-    cdef void* contexts[17]
-    cdef uint32_t count = contexts_of(gate, contexts), i = 0
-    while i < min(count, CONTEXTS) and is_broken(contexts[i]):
-        i += 1
-    return 0 < count == i
-
-
 cdef public void* vgpu_context_for_copies(Gate* gate) noexcept nogil:
     """A context that uses the memory; NULL: there is none, or there are too many to know."""
     cdef void* contexts[17]
@@ -228,7 +206,8 @@ cdef enum Outcome:
 cdef struct Batch:
     # chunks whose copies are under way
     uint32_t count
-    uint64_t[8] indexes      # in Gate.chunks
+    uint32_t copied          # of these, chunks with a copy
+    uint64_t[64] indexes     # in Gate.chunks
     void* event              # behind the copies
 
 
@@ -246,11 +225,11 @@ cdef inline bint succeeds(Gate* gate, int result) noexcept nogil:
     return result == CUDA_SUCCESS
 
 
-cdef bint open_mover(Mover* mover) noexcept nogil:
+cdef bint open_mover(Gate* gate, Mover* mover) noexcept nogil:
     return mover.stream != NULL or (
-        real_cuStreamCreate(&mover.stream, CU_STREAM_NON_BLOCKING) == CUDA_SUCCESS
-        and real_cuEventCreate(&mover.batches[0].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS
-        and real_cuEventCreate(&mover.batches[1].event, CU_EVENT_DISABLE_TIMING) == CUDA_SUCCESS
+        succeeds(gate, real_cuEventCreate(&mover.batches[0].event, CU_EVENT_DISABLE_TIMING))
+        and succeeds(gate, real_cuEventCreate(&mover.batches[1].event, CU_EVENT_DISABLE_TIMING))
+        and succeeds(gate, real_cuStreamCreate(&mover.stream, CU_STREAM_NON_BLOCKING))
     )
 
 
@@ -274,26 +253,38 @@ cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
     return NULL
 
 
-cdef int copy_out(Gate* gate, uint64_t piece, uint64_t place, void* stream) noexcept nogil:
-    """Begin the copy of a piece, unless the store has it already."""
+cdef int copy_out(Gate* gate, uint64_t piece, uint64_t place, void* stream, bint* copied) noexcept nogil:
+    """Begin the copy of a piece, unless it needs none."""
     if vgpu_is_clean(gate, piece):
         gate.clean_blocks += 1
         return CUDA_SUCCESS
+    copied[0] = 1
     vgpu_overwrite(gate, piece)
     return real_cuMemcpyDtoHAsync_v2(vgpu_stored(gate, piece), place, PIECE_BYTES, stream)
 
 
-cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream) noexcept nogil:
-    """Begin its copies, as its places in the store need not follow each other."""
+cdef int copy_in(
+    Gate* gate, uint64_t piece, uint64_t place, uint64_t size, void* stream, bint* copied
+) noexcept nogil:
+    """Begin the copy of pieces that follow each other, or fill them if they left as zeros."""
+    if vgpu_left_zeros(gate, piece):
+        return real_cuMemsetD8Async(place, 0, size, stream)
+    copied[0] = 1
+    return real_cuMemcpyHtoDAsync_v2(place, vgpu_stored(gate, piece), size, stream)
+
+
+cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream, bint* copied) noexcept nogil:
+    """Begin its copies, as its places in the store need not follow each other. ``copied``: whether it has any."""
     cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0, piece, size = PIECE_BYTES
     cdef int result = CUDA_SUCCESS
+    copied[0] = 0
     while place and result == CUDA_SUCCESS and at < chunk.bytes:
         piece = chunk.address + at
         if out:
-            result = copy_out(gate, piece, place + at, stream)
+            result = copy_out(gate, piece, place + at, stream, copied)
         else:
             size = vgpu_stored_run(gate, piece, chunk.address + chunk.bytes)
-            result = real_cuMemcpyHtoDAsync_v2(place + at, vgpu_stored(gate, piece), size, stream)
+            result = copy_in(gate, piece, place + at, size, stream, copied)
         at += size
     return place != 0 and succeeds(gate, result)
 
@@ -387,8 +378,10 @@ cdef int prepare(Gate* gate, Block* chunk, bint out) noexcept nogil:
 cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
     """Begin the copies of some chunks. DONE: there is none left."""
     cdef Block* chunk
+    cdef bint copied = 0
     cdef int outcome = DONE
-    while batch.count < BATCH_CHUNKS:
+    batch.copied = 0
+    while batch.copied < BATCH_CHUNKS and batch.count < BATCH_MOST:
         chunk = next_chunk(gate, mover, not out)
         if chunk == NULL:
             break
@@ -398,10 +391,11 @@ cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
         batch.indexes[batch.count] = mover.at
         batch.count += 1
         mover.at += 1
-        if not open_mover(mover) or not copy_chunk(gate, chunk, out, mover.stream):
+        if not open_mover(gate, mover) or not copy_chunk(gate, chunk, out, mover.stream, &copied):
             outcome = FAILED
             break
-    if batch.count and not succeeds(gate, real_cuEventRecord(batch.event, mover.stream)):
+        batch.copied += copied
+    if mover.stream != NULL and batch.count and not succeeds(gate, real_cuEventRecord(batch.event, mover.stream)):
         outcome = FAILED
     return outcome
 
@@ -587,9 +581,6 @@ cdef int come_back(Gate* gate) noexcept nogil:
     gate.where = SLOT_MOVING
     store32(&gate.slot.where, SLOT_MOVING)
     outcome = carry_in_context(gate, 0)
-    if outcome == FAILED and is_lost(gate):
-        vgpu_log(b"all contexts are broken, memory lost, result", gate.away_bytes, gate.move_result)
-        outcome = DONE       # the program gets the driver's error, instead of a wait for ever
     if outcome == DONE:
         report_place(gate, SLOT_RESIDENT)
         open_door(gate)
@@ -650,7 +641,7 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
         return now_ns() + GO_ON_NS
     if out:
         store32(&gate.slot.where, SLOT_STUCK)
-    elif outcome == FULL:
+    elif outcome == FULL or gate.move_result == CUDA_ERROR_OUT_OF_MEMORY:
         store32(&gate.slot.where, SLOT_KEPT_AWAY)
     else:
         store32(&gate.slot.where, SLOT_FAILED_BACK | <uint32_t>gate.move_result << SLOT_RESULT_SHIFT)

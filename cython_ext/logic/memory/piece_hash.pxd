@@ -37,11 +37,18 @@ cdef inline PieceHash hash_begin(uint64_t lane) noexcept nogil:
     return state
 
 
+cdef inline void hash_end(PieceHash* total, PieceHash* state, uint64_t lane) noexcept nogil:
+    cdef int _step
+    for _step in range(HASH_LAST_STEPS):
+        hash_step(state, lane, lane)
+    total.a += state.a
+    total.b += state.b
+
+
 cdef inline PieceHash piece_hash(const uint64_t* words, uint64_t count) noexcept nogil:
     """Of ``count`` words, a multiple of 512; the simulated GPU computes it so."""
     cdef PieceHash total, state
     cdef uint64_t lane, at
-    cdef int _step
     total.a = total.b = 0
     for lane in range(HASH_LANES):
         state = hash_begin(lane)
@@ -49,8 +56,18 @@ cdef inline PieceHash piece_hash(const uint64_t* words, uint64_t count) noexcept
         while at < count:
             hash_step(&state, words[at], words[at + 1])
             at += 2 * HASH_LANES
-        for _step in range(HASH_LAST_STEPS):
-            hash_step(&state, lane, lane)
-        total.a += state.a
-        total.b += state.b
+        hash_end(&total, &state, lane)
+    return total
+
+
+cdef inline PieceHash hash_of_zeros(uint64_t count) noexcept nogil:
+    """``piece_hash`` of ``count`` words of zeros."""
+    cdef PieceHash total, state
+    cdef uint64_t lane, _at
+    total.a = total.b = 0
+    for lane in range(HASH_LANES):
+        state = hash_begin(lane)
+        for _at in range(count / (2 * HASH_LANES)):
+            hash_step(&state, 0, 0)
+        hash_end(&total, &state, lane)
     return total

@@ -152,8 +152,8 @@ class Triggers:
                     self._check(vgpu)
 
     def _pause_s(self, now_unix_s: float) -> float:
-        """Until the first of their times, and at most ``NEWS_S``. A call of a vGPU that is being suspended, or that could
-        not be resumed, has rung already."""
+        """Until the first of their times, and at most ``NEWS_S``. A call has rung already if its vGPU is just being
+        suspended, or could not be resumed."""
         if any(watch.failures or vgpu.lifecycle_lock.locked() for vgpu, watch in self._watches.items()):
             return LOOK_S
         times = [vgpu.standby.at_unix_s for vgpu in self._watches if vgpu.standby.at_unix_s is not None]

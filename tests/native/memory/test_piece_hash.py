@@ -8,7 +8,7 @@ import struct
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext.testing.bindings_memory import hash_of_piece
+from cython_ext.testing.bindings_memory import hash_of_piece, hash_of_zeros
 
 WORDS = 4096
 MASK = 2**64 - 1
@@ -50,6 +50,10 @@ def reference(words: list[int]) -> tuple[int, int]:
 @given(st.integers(0, 2**32))
 def test_it_is_what_its_description_says(seed: int) -> None:
     assert hashed(piece(seed)) == reference(piece(seed))
+
+
+def test_the_hash_of_zeros_is_that_of_a_piece_of_them() -> None:
+    assert hash_of_zeros(WORDS) == hashed([0] * WORDS)
 
 
 @given(st.integers(0, 2**32), st.lists(st.tuples(words_of_a_piece, st.integers(1, MASK)), min_size=1, max_size=4))

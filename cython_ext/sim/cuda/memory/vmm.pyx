@@ -6,7 +6,7 @@ range dies with ILLEGAL_ADDRESS when the GPU comes to it, and its context with i
 
 A piece that may be exported has a file of its own, whose descriptor is the shareable handle. All processes that hold
 the piece map that file, so they see the same contents (shares.pxd counts it once). ``VGPU_SIM_READ_ONLY=0`` makes
-cuMemSetAccess refuse read-only access.
+cuMemSetAccess refuse read-only access. New pieces are zeros, or hold the first character of ``VGPU_SIM_FRESH``.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -56,6 +56,7 @@ cdef extern from "<unistd.h>" nogil:
     int close(int fd) noexcept
     int dup(int fd) noexcept
     int ftruncate(int fd, int64_t size) noexcept
+    int64_t pwrite(int fd, const void* bytes, size_t size, int64_t at) noexcept
 
 cdef enum:
     GRANULARITY = 2 << 20
@@ -162,6 +163,18 @@ cdef public CUresult cuMemGetAllocationGranularity(size_t* granularity, const Pi
     return SUCCESS
 
 
+cdef void soil(const Physical* piece, uint64_t size) noexcept nogil:
+    cdef const char* fresh = getenv(b"VGPU_SIM_FRESH")
+    cdef char[4096] page
+    cdef uint64_t at = 0
+    if fresh == NULL or fresh[0] == 0:
+        return
+    memset(page, fresh[0], sizeof(page))
+    while at < size:
+        pwrite(piece.file, page, sizeof(page), piece.offset + at)
+        at += sizeof(page)
+
+
 cdef public CUresult cuMemCreate(Physical** out, size_t size, const PieceProperties* properties,
                                  unsigned long long flags) noexcept nogil:
     global file, file_bytes
@@ -196,6 +209,7 @@ cdef public CUresult cuMemCreate(Physical** out, size_t size, const PiecePropert
             piece.offset = file_bytes
             file_bytes += size
         ftruncate(piece.file, piece.offset + size)
+        soil(piece, size)
         out[0] = piece
     elif shareable and own > 0:
         close(own)
