@@ -219,6 +219,17 @@ def test_pieces_of_zeros_need_no_block_and_come_back_as_zeros(stage: Stage, vgpu
     assert owner.change() == [True]
 
 
+@pytest.mark.parametrize("content", ["bytes(owned)", "bytes(owned - 1) + b'x'"])
+def test_high_bits_of_a_few_floats_are_noticed(stage: Stage, vgpu: StagedVgpu, content: str) -> None:
+    """Three floats become 2.0. With one step of the hash after a vector, the hash stayed the same."""
+    owner = Owner(stage, vgpu, content)
+    assert owner.hear() == [True]
+    owner.swap()
+    assert owner.change((80 + 15, 0x40), (4096 + 80 + 3, 0x40), (4096 + 80 + 7, 0x40)) == [True]
+    owner.swap()
+    assert owner.change() == [True]
+
+
 def test_a_store_without_room_is_enough_for_zeros(stage: Stage) -> None:
     vgpu = stage.vgpu(memory_bytes=1 << 30)
     vgpu.grants.flags = swappable(stage).grants.flags

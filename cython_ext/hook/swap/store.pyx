@@ -9,7 +9,7 @@ again, it is copied only if its hash is another one (piece_hash.pyx). A piece of
 is not used yet, needs no block: the card fills it again when it comes back.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from posix.mman cimport MAP_ANONYMOUS, MAP_FAILED, MAP_PRIVATE, MAP_SHARED, PROT_READ, PROT_WRITE, madvise, mmap, munmap
 
 from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2, real_cuMemHostUnregister
@@ -112,13 +112,25 @@ cdef public bint vgpu_map_store(Gate* gate, int fd) noexcept nogil:
     return map_store(&gate.heir, fd, file)
 
 
-cdef public void vgpu_renew_store(Gate* gate) noexcept nogil:
-    """If there is a later store, and no memory is swapped out into this one, the gate changes to that. The caller has
-    a context current."""
+cdef bint has_blocks(Gate* gate) noexcept nogil:
+    """Whether any piece has a block in the store, or a copy there."""
+    cdef bint found = 0
     cdef uint64_t i
-    if gate.heir.page == NULL or gate.away_bytes:
+    lock_acquire(&state().memory_lock)
+    for i in range(gate.places.capacity):
+        found |= gate.places.blocks[i].address != 0 and gate.places.blocks[i].kind != PLACE_ZEROS
+    lock_release(&state().memory_lock)
+    return found
+
+
+cdef public void vgpu_renew_store(Gate* gate) noexcept nogil:
+    """If there is a later store, and no memory is swapped out into this one, the gate changes to that. Zeros are in
+    none. The caller has a context current."""
+    cdef uint64_t i
+    if gate.heir.page == NULL or (gate.away_bytes and has_blocks(gate)):
         return
-    drop_kept(gate)
+    if gate.away_bytes == 0:
+        drop_kept(gate)
     for i in range(gate.store.blocks / PIN_BLOCKS):      # the driver refuses those that are not pinned
         real_cuMemHostUnregister(gate.store.memory + i * PIN_BLOCKS * BLOCK_BYTES)
     unmap_store(&gate.store)
@@ -334,7 +346,7 @@ cdef bint store_zeros(Gate* gate, uint64_t address) noexcept nogil:
     cdef Block place
     if remove_place(gate, address, &place):
         drop(gate, &place)
-    return add_place(gate, address, 0, PLACE_ZEROS)
+    return add_place(gate, address, UINT64_MAX, PLACE_ZEROS)
 
 
 cdef bint store_piece(Gate* gate, uint64_t address) noexcept nogil:
@@ -402,10 +414,12 @@ cdef public bint vgpu_is_clean(Gate* gate, uint64_t address) noexcept nogil:
     cdef Block* now = alloc_find(&gate.hashes, address)
     cdef const PieceHash* known
     cdef Block place
-    if now == NULL or not place_at(gate, address, &place) or place.kind == PLACE_BLANK:
+    if not place_at(gate, address, &place) or place.kind == PLACE_BLANK:
         return 0
     if place.kind == PLACE_ZEROS:
         return 1
+    if now == NULL:
+        return 0
     known = &gate.store.hashes[place.aux]
     return known.a == now.bytes and known.b == now.aux
 

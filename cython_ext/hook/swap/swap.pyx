@@ -28,7 +28,7 @@ from cython_ext.hook.hook cimport (
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CHUNK_FIXED, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
+    CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
 )
 from cython_ext.pages.layout cimport (
     GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PASSED, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
@@ -255,22 +255,28 @@ cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
 
 cdef int copy_out(Gate* gate, uint64_t piece, uint64_t place, void* stream, bint* copied) noexcept nogil:
     """Begin the copy of a piece, unless it needs none."""
+    cdef void* stored = vgpu_stored(gate, piece)
     if vgpu_is_clean(gate, piece):
         gate.clean_blocks += 1
         return CUDA_SUCCESS
+    if stored == NULL:
+        return CUDA_ERROR_NOT_FOUND
     copied[0] = 1
     vgpu_overwrite(gate, piece)
-    return real_cuMemcpyDtoHAsync_v2(vgpu_stored(gate, piece), place, PIECE_BYTES, stream)
+    return real_cuMemcpyDtoHAsync_v2(stored, place, PIECE_BYTES, stream)
 
 
 cdef int copy_in(
     Gate* gate, uint64_t piece, uint64_t place, uint64_t size, void* stream, bint* copied
 ) noexcept nogil:
     """Begin the copy of pieces that follow each other, or fill them if they left as zeros."""
+    cdef void* stored = vgpu_stored(gate, piece)
     if vgpu_left_zeros(gate, piece):
         return real_cuMemsetD8Async(place, 0, size, stream)
+    if stored == NULL:
+        return CUDA_ERROR_NOT_FOUND
     copied[0] = 1
-    return real_cuMemcpyHtoDAsync_v2(place, vgpu_stored(gate, piece), size, stream)
+    return real_cuMemcpyHtoDAsync_v2(place, stored, size, stream)
 
 
 cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream, bint* copied) noexcept nogil:
@@ -621,7 +627,10 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
     if load32(&state().stopping):
         store32(&gate.moving, 0)
         return 0
-    if is_removed(gate) and load32(&gate.touching):      # no thread waits for the memory of a vGPU that was removed
+    if is_removed(gate):
+        # No thread waits for the memory of a vGPU that was removed, so threads may write what is still on the card.
+        gate.hashes.count = 0
+    if load32(&gate.touching) and (is_removed(gate) or (out and gate.where != SLOT_RESIDENT)):
         store32(&gate.moving, 0)
         return now_ns() + GO_ON_NS
     mode = relax()

@@ -1,8 +1,12 @@
 """The 128-bit hash of a piece of 2 MiB: whether its copy in the store is still the same.
 
-256 lanes read the piece in turns, 16 bytes each. A lane's state is 128 bits, and one step maps it one to one. So two
-pieces that differ in one vector have different hashes. The hash is the sum of all lanes' last states. It is fast where
-256 threads of a GPU are the lanes (hook/swap/piece_hash.ptx): it reads at the full speed of the memory.
+256 lanes read the piece in turns, 16 bytes each. A lane's state is 128 bits, and a step maps it one to one. So two
+pieces that differ in one vector have different hashes, in all bits but the lowest of ``a``. The hash is the sum of all
+lanes' last states. The lowest bit of ``a`` is 0 for a piece of zeros, and 1 for any other. It is fast where 256 threads
+of a GPU are the lanes (hook/swap/piece_hash.ptx): it reads at the full speed of the memory.
+
+A vector is followed by two steps. Reason: after one, a change of a word's highest bit is a change of few known bits in
+half of all states, which a change of the lane's next vector takes back.
 
 A step takes the idea of multiplying, folding down the upper half and crossing two lanes from the finalizers of
 Appleby's MurmurHash3 (2011). The hash is no defence against a program that searches collisions: it would damage only
@@ -37,6 +41,11 @@ cdef inline PieceHash hash_begin(uint64_t lane) noexcept nogil:
     return state
 
 
+cdef inline void hash_vector(PieceHash* state, uint64_t x, uint64_t y) noexcept nogil:
+    hash_step(state, x, y)
+    hash_step(state, 0, 0)
+
+
 cdef inline void hash_end(PieceHash* total, PieceHash* state, uint64_t lane) noexcept nogil:
     cdef int _step
     for _step in range(HASH_LAST_STEPS):
@@ -45,18 +54,24 @@ cdef inline void hash_end(PieceHash* total, PieceHash* state, uint64_t lane) noe
     total.b += state.b
 
 
+cdef inline void hash_mark(PieceHash* total, bint zeros) noexcept nogil:
+    total.a = total.a & ~<uint64_t>1 | (not zeros)
+
+
 cdef inline PieceHash piece_hash(const uint64_t* words, uint64_t count) noexcept nogil:
     """Of ``count`` words, a multiple of 512; the simulated GPU computes it so."""
     cdef PieceHash total, state
-    cdef uint64_t lane, at
+    cdef uint64_t lane, at, found = 0
     total.a = total.b = 0
     for lane in range(HASH_LANES):
         state = hash_begin(lane)
         at = 2 * lane
         while at < count:
-            hash_step(&state, words[at], words[at + 1])
+            hash_vector(&state, words[at], words[at + 1])
+            found |= words[at] | words[at + 1]
             at += 2 * HASH_LANES
         hash_end(&total, &state, lane)
+    hash_mark(&total, found == 0)
     return total
 
 
@@ -68,6 +83,7 @@ cdef inline PieceHash hash_of_zeros(uint64_t count) noexcept nogil:
     for lane in range(HASH_LANES):
         state = hash_begin(lane)
         for _at in range(count / (2 * HASH_LANES)):
-            hash_step(&state, 0, 0)
+            hash_vector(&state, 0, 0)
         hash_end(&total, &state, lane)
+    hash_mark(&total, 1)
     return total

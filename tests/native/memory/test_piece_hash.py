@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,6 +26,10 @@ def hashed(words: list[int]) -> tuple[int, int]:
     return hash_of_piece(memoryview(bytearray(struct.pack(f"<{WORDS}Q", *words))).cast("B").cast("Q"))
 
 
+def vector(a: int, b: int, x: int, y: int) -> tuple[int, int]:
+    return step(*step(a, b, x, y), 0, 0)
+
+
 def step(a: int, b: int, x: int, y: int) -> tuple[int, int]:
     a = (a ^ x) * 0x9E3779B97F4A7C15 & MASK
     a ^= a >> 32
@@ -40,11 +45,11 @@ def reference(words: list[int]) -> tuple[int, int]:
         a = lane * 0x9E3779B97F4A7C15 & MASK ^ 0x243F6A8885A308D3
         b = lane * 0xC2B2AE3D27D4EB4F & MASK ^ 0x13198A2E03707344
         for at in range(2 * lane, WORDS, 512):
-            a, b = step(a, b, words[at], words[at + 1])
+            a, b = vector(a, b, words[at], words[at + 1])
         for _ in range(3):
             a, b = step(a, b, lane, lane)
         total_a, total_b = total_a + a & MASK, total_b + b & MASK
-    return total_a, total_b
+    return total_a & ~1 | any(words), total_b
 
 
 @given(st.integers(0, 2**32))
@@ -72,6 +77,44 @@ def test_the_same_bit_of_two_words_does_not_cancel(seed: int, one: int, other: i
     after[one] ^= 1 << bit
     after[other] ^= 1 << bit
     assert (hashed(after) == hashed(before)) == (one == other)
+
+
+TOPS = 1 << 63 | 1 << 31
+SECONDS = 1 << 62 | 1 << 30
+
+
+@pytest.mark.parametrize("base", [0, 1], ids=["noise", "zeros"])
+@pytest.mark.parametrize(
+    ("one", "next_one"),
+    [
+        ((0, 1 << 63), (TOPS, 0)),
+        ((1 << 63, 0), (TOPS, TOPS)),
+        ((1 << 63, 1 << 63), (0, TOPS)),
+        ((0, 1 << 62), (SECONDS, 0)),
+    ],
+    ids=["sign of the last float", "of the second", "of both", "two instead of zero"],
+)
+def test_changes_of_high_bits_in_two_vectors_of_a_lane_do_not_cancel(
+    base: int, one: tuple[int, int], next_one: tuple[int, int]
+) -> None:
+    """Of floats, signs and powers of two. With one step after a vector, a half or an eighth of these did."""
+    before = piece(base)
+    unchanged = hashed(before)
+    for at in range(0, WORDS - 512, 2):
+        after = list(before)
+        for place, change in ((at, one), (at + 512, next_one)):
+            after[place] ^= change[0]
+            after[place + 1] ^= change[1]
+        assert hashed(after) != unchanged, at
+
+
+@given(st.integers(0, 2**32), words_of_a_piece)
+def test_only_zeros_have_the_lowest_bit_of_zeros(seed: int, at: int) -> None:
+    words = piece(seed)
+    assert hashed(words)[0] & 1 == any(words)
+    only = [0] * WORDS
+    only[at] = 1 << seed % 64
+    assert hashed(only)[0] & 1 == 1
 
 
 @given(st.integers(0, 2**32), words_of_a_piece, words_of_a_piece)

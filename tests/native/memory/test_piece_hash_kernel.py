@@ -1,0 +1,175 @@
+"""The kernel of the hash (hook/swap/piece_hash.ptx) computes what the simulated GPU does, as its PTX says."""
+
+from __future__ import annotations
+
+import random
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+import cython_ext
+from cython_ext.testing.bindings_memory import hash_of_piece, hash_of_zeros
+
+KERNEL = Path(cython_ext.__file__).parent / "hook" / "swap" / "piece_hash.ptx"
+LANES, WARP = 256, 32
+WORDS = (2 << 20) // 8
+MASK = {32: 2**32 - 1, 64: 2**64 - 1}
+PLACE, RESULTS = 1 << 40, 1 << 41
+"""Where the piece is, and where the hash goes."""
+Values = list[int]
+
+
+class Block:
+    """Threads of one block in step: each register has a value for each lane."""
+
+    def __init__(self, text: str, words: list[int]) -> None:
+        body = re.sub(r"//[^\n]*", "", text[text.index("{\n") + 1 : text.rindex("}")])
+        lines = [line.strip() for line in body.replace(":", ":;").split(";")]
+        self.code = [line for line in lines if line and not line.startswith(".")]
+        self.labels = {line[:-1]: at for at, line in enumerate(self.code) if line.endswith(":")}
+        self.words, self.stored = words, dict[int, int]()
+        self.shared = [0] * 16
+        self.active = list(range(LANES))
+        self.registers: dict[str, Values] = {"%ctaid.x": [0] * LANES, "%tid.x": list(range(LANES))}
+        self.registers |= {"addresses": [0] * LANES, "results": [8] * LANES, "sums": [0] * LANES}
+        self.at = 0
+
+    def run(self) -> tuple[int, int]:
+        while self.active:
+            line = self.code[self.at]
+            self.at += 1
+            if not line.endswith(":"):
+                self.step(line)
+        return self.stored[RESULTS], self.stored[RESULTS + 8]
+
+    def step(self, line: str) -> None:
+        guard, line = re.fullmatch(r"(?:@(!?%p\d+) )?(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
+        lanes = self.active
+        if guard:
+            wanted, taken = guard[0] != "!", self.registers[guard.lstrip("!")]
+            lanes = [lane for lane in lanes if bool(taken[lane]) == wanted]
+        name, _, rest = line.partition(" ")
+        operands = re.findall(r"\{[^}]*\}|\[[^\]]*\]|[^\s,]+", rest)
+        kind = name.split(".")
+        if kind[0] == "ret":
+            self.active = []
+        elif kind[0] == "bra":
+            if lanes == self.active:
+                self.at = self.labels[operands[0]]
+            elif lanes:  # they go to the end of the kernel
+                assert operands[0] == "done"
+                self.active = [lane for lane in self.active if lane not in set(lanes)]
+        elif kind[0] in {"ld", "st"}:
+            self.access(kind, operands, lanes)
+        else:
+            self.compute(kind, operands)
+
+    def values(self, operand: str) -> Values:
+        if operand.startswith("{"):
+            low, high = (self.values(part.strip()) for part in operand[1:-1].split(","))
+            return [a | b << 32 for a, b in zip(low, high, strict=True)]
+        if operand in self.registers:
+            return self.registers[operand]
+        return [int(operand, 0)] * LANES
+
+    def assign(self, operand: str, values: Values) -> None:
+        if operand.startswith("{"):
+            low, high = (part.strip() for part in operand[1:-1].split(","))
+            self.registers[low] = [value & MASK[32] for value in values]
+            self.registers[high] = [value >> 32 for value in values]
+        else:
+            self.registers[operand] = values
+
+    def compute(self, kind: list[str], operands: list[str]) -> None:
+        target, *sources = operands
+        given = [self.values(source) for source in sources]
+        bits = 64 if kind[-1].endswith("64") else 32
+        first = given[0]
+        second = given[1] if len(given) > 1 else first
+        pairs = zip(first, second, strict=True)
+        match kind[0]:
+            case "mov" | "cvta" | "cvt":
+                found = first
+            case "add":
+                found = [(a + b) & MASK[bits] for a, b in pairs]
+            case "sub":
+                found = [(a - b) & MASK[bits] for a, b in pairs]
+            case "mul":
+                found = [(a * b) & MASK[64] for a, b in pairs]
+            case "xor":
+                found = [a ^ b for a, b in pairs]
+            case "or":
+                found = [a | b for a, b in pairs]
+            case "and":
+                found = [a & b for a, b in pairs]
+            case "shr":
+                found = [a >> b for a, b in pairs]
+            case "shl":
+                found = [a << b & MASK[bits] for a, b in pairs]
+            case "setp":
+                assert kind[1] == "ne"
+                found = [int(a != b) for a, b in pairs]
+            case "selp":
+                found = [a if p else b for a, b, p in zip(*given, strict=True)]
+            case "shfl":
+                assert kind[1:3] == ["sync", "down"]
+                found = [first[lane + by if lane % WARP + by < WARP else lane] for lane, by in enumerate(second)]
+            case "bar":
+                assert kind[1:] == ["red", "or", "pred"]
+                assert len(self.active) == LANES
+                found = [int(any(second))] * LANES
+            case other:
+                raise NotImplementedError(other)
+        self.assign(target, found)
+
+    def access(self, kind: list[str], operands: list[str], lanes: list[int]) -> None:
+        where, what = operands if kind[0] == "st" else operands[::-1]
+        base, _, offset = where[1:-1].partition("+")
+        places = [value + int(offset or 0) for value in self.values(base)]
+        names = [part.strip() for part in what.strip("{}").split(",")]
+        for number, name in enumerate(names):
+            at = [place + 8 * number for place in places]
+            if kind[0] == "ld":
+                read = {"param": self.parameter, "global": self.word, "shared": self.shared_word}[kind[1]]
+                self.registers[name] = [read(place) for place in at]
+            else:
+                for lane in lanes:
+                    self.store(kind[1], at[lane], self.registers[name][lane])
+
+    def parameter(self, at: int) -> int:
+        return RESULTS if at == 8 else PLACE
+
+    def word(self, at: int) -> int:
+        return self.words[(at - PLACE) // 8]
+
+    def shared_word(self, at: int) -> int:
+        return self.shared[at // 8]
+
+    def store(self, space: str, at: int, value: int) -> None:
+        if space == "shared":
+            self.shared[at // 8] = value
+        else:
+            self.stored[at] = value
+
+
+def computed(words: list[int]) -> tuple[int, int]:
+    return Block(KERNEL.read_text(), words).run()
+
+
+def expected(words: list[int]) -> tuple[int, int]:
+    return hash_of_piece(memoryview(bytearray(struct.pack(f"<{WORDS}Q", *words))).cast("B").cast("Q"))
+
+
+def noise(seed: int) -> list[int]:
+    source = random.Random(seed)
+    return [source.getrandbits(64) for _ in range(WORDS)]
+
+
+@pytest.mark.parametrize("last", [0, 1 << 63, 1])
+def test_it_computes_the_hash(last: int) -> None:
+    """Also of a piece in which only the last word is not 0."""
+    words = noise(last) if last == 1 else [0] * (WORDS - 1) + [last]
+    assert computed(words) == expected(words)
+    assert (expected(words) == hash_of_zeros(WORDS)) == (not last)
