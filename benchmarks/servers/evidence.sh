@@ -35,6 +35,7 @@ part llama 500 python3 -m benchmarks.servers --servers 2 --rounds 4 --modes susp
     --program benchmarks/servers/llama_server.py --layers 8 --cache-tokens 32768
 part alone 400 python3 -m benchmarks.servers.alone --rounds 8 --tokens 32
 part slo 200 python3 -m benchmarks.experiments.slo --rounds 2 --seconds 8
+part hash 100 python3 -m benchmarks.experiments.piece_hash
 part copies 100 python3 -m benchmarks.experiments.copy_sizes --rounds 3
 LINES_SHOWN=6
 part at-start 580 python3 -m pytest -q tests/gpu/test_servers_at_start.py
