@@ -272,6 +272,84 @@ while True:
     assert program.hear() == expected
 
 
+def test_a_move_with_zeros_may_be_given_up_in_a_store_without_room(stage: Stage) -> None:
+    """Half of each allocation is zeros. The store has no room for all of the others at first."""
+    vgpu = stage.vgpu(memory_bytes=1 << 30)
+    vgpu.grants.flags = swappable(stage).grants.flags
+    vgpu.store = StorePage.create(2 * STORE_SEGMENT_BLOCKS)
+    vgpu.store.grow(STORE_SEGMENT_BLOCKS)
+    program = Program(
+        stage,
+        vgpu,
+        """
+blocks = [filled(70 << 20, byte) for byte in range(1, 6)]
+for block in blocks:
+    app.call("cuMemsetD8_v2", c_uint64(block + (5 << 20)), 0, c_size_t(35 << 20))
+app.synchronize()
+while True:
+    say([bytes_of(block, 70 << 20) for block in blocks])
+""",
+        VGPU_SIM_FRESH="x",
+    )
+    expected = [[[0, byte] for byte in range(1, 6)]]
+    assert program.hear() == expected
+    vgpu.withdraw()
+    vgpu.grants.flags = vgpu.grants.flags | AWAY
+    eventually(lambda: vgpu.slot().away_bytes > 150 * MIB, "most of it has left")
+    program.come_back()
+    program.go_on()
+    assert program.hear() == expected
+    vgpu.store.grow(STORE_SEGMENT_BLOCKS)
+    program.leave()
+    assert vgpu.store.used <= 2 * STORE_SEGMENT_BLOCKS
+    program.come_back()
+    program.go_on()
+    assert program.hear() == expected
+
+
+def test_memory_with_zeros_that_is_half_back_leaves_again(stage: Stage, vgpu: StagedVgpu) -> None:
+    content = "b''.join(bytes(4 << 20) if part % 2 else random.randbytes(4 << 20) for part in range(owned >> 22))"
+    owner = Owner(stage, vgpu, content)
+    assert owner.hear() == [True]
+    for present in (34, 66, 34):
+        owner.leave()
+        vgpu.grants.present_bytes = present * MIB
+        vgpu.grants.flags = vgpu.grants.flags & ~AWAY | GrantsFlag.PRESENT
+        eventually(lambda: owner.on_card() > 0, "some of it has come")
+        owner.leave()
+        assert owner.on_card() == 0
+        vgpu.grants.present_bytes = 0
+        owner.come_back()
+        assert owner.change() == [True]
+
+
+def test_an_address_that_left_as_zeros_is_given_again(stage: Stage) -> None:
+    """Also more chunks at once than have copies in one go."""
+    vgpu = swappable(stage, blocks=3 * STORE_SEGMENT_BLOCKS)
+    program = Program(
+        stage,
+        vgpu,
+        """
+blocks = [filled(2 << 20, byte if byte % 9 == 0 else 0) for byte in range(1, 151)]
+while True:
+    say([bytes_of(block, 2 << 20)[0] for block in blocks])
+    for number in range(0, 150, 2):
+        app.call("cuMemFree_v2", c_uint64(blocks[number]))
+    for number in range(0, 150, 2):
+        blocks[number] = filled(2 << 20, 200 - number)
+""",
+        VGPU_SIM_FRESH="x",
+    )
+    expected = [byte if byte % 9 == 0 else 0 for byte in range(1, 151)]
+    for _ in range(3):
+        assert program.hear() == [expected]
+        program.leave()
+        assert vgpu.slot().away_bytes == 300 * MIB
+        program.come_back()
+        program.go_on()
+        expected = [200 - number if number % 2 == 0 else byte for number, byte in enumerate(expected)]
+
+
 def test_another_vgpu_may_begin_and_cease_to_come_at_any_moment_of_a_move(stage: Stage, vgpu: StagedVgpu) -> None:
     """GRANTS_PASSED changes while chunks are on their way."""
     program = Program(
