@@ -1,12 +1,13 @@
 """The 128-bit hash of a piece of 2 MiB: whether its copy in the store is still the same.
 
-256 lanes read the piece in turns, 16 bytes each. A lane's state is 128 bits, and a step maps it one to one. So two
-pieces that differ in one vector have different hashes, in all bits but the lowest of ``a``. The hash is the sum of all
-lanes' last states. The lowest bit of ``a`` is 0 for a piece of zeros, and 1 for any other. It is fast where 256 threads
-of a GPU are the lanes (hook/swap/piece_hash.ptx): it reads at the full speed of the memory.
+256 lanes read the piece in turns, 16 bytes each. A lane's state is 128 bits, and a step maps it one to one. The hash is
+the sum of all lanes' last states. So two pieces that differ in one vector have different sums. The lowest bit of ``a``
+is then set: 0 for a piece of zeros, 1 for any other. It is fast where 256 threads of a GPU are the lanes
+(hook/swap/piece_hash.ptx): it reads at the full speed of the memory.
 
-A vector is followed by two steps. Reason: after one, a change of a word's highest bit is a change of few known bits in
-half of all states, which a change of the lane's next vector takes back.
+A vector is followed by two steps, and a step rotates by 24 bits. Reason: the multiplications and the foldings by 32 bits
+map the highest bits of words to one another. After one step that rotates by 32, a change of a highest bit is a change
+of few known bits in half of all states, which a change of the lane's next vector takes back.
 
 A step takes the idea of multiplying, folding down the upper half and crossing two lanes from the finalizers of
 Appleby's MurmurHash3 (2011). The hash is no defence against a program that searches collisions: it would damage only
@@ -31,7 +32,7 @@ cdef inline void hash_step(PieceHash* state, uint64_t x, uint64_t y) noexcept no
     state.b = (state.b ^ y) * <uint64_t>0xC2B2AE3D27D4EB4F
     state.b ^= state.b >> 32
     state.a += state.b
-    state.b ^= state.a << 32 | state.a >> 32
+    state.b ^= state.a << 24 | state.a >> 40
 
 
 cdef inline PieceHash hash_begin(uint64_t lane) noexcept nogil:

@@ -16,8 +16,11 @@ KERNEL = Path(cython_ext.__file__).parent / "hook" / "swap" / "piece_hash.ptx"
 LANES, WARP = 256, 32
 WORDS = (2 << 20) // 8
 MASK = {32: 2**32 - 1, 64: 2**64 - 1}
-PLACE, RESULTS = 1 << 40, 1 << 41
-"""Where the piece is, and where the hash goes."""
+NUMBER = 3
+"""Of the block: it hashes the piece at that place of its table."""
+PLACES = [(9 - number) << 40 for number in range(5)]
+RESULTS = 1 << 50
+"""Where the hashes go."""
 Values = list[int]
 
 
@@ -30,10 +33,12 @@ class Block:
         self.code = [line for line in lines if line and not line.startswith(".")]
         self.labels = {line[:-1]: at for at, line in enumerate(self.code) if line.endswith(":")}
         self.words, self.stored = words, dict[int, int]()
-        self.shared = [0] * 16
+        self.shared: dict[int, int] = {}
+        self.unpublished: dict[int, int] = {}
+        """Shared words that no barrier has passed yet."""
         self.active = list(range(LANES))
-        self.registers: dict[str, Values] = {"%ctaid.x": [0] * LANES, "%tid.x": list(range(LANES))}
-        self.registers |= {"addresses": [0] * LANES, "results": [8] * LANES, "sums": [0] * LANES}
+        self.registers: dict[str, Values] = {"%ctaid.x": [NUMBER] * LANES, "%tid.x": list(range(LANES))}
+        self.registers |= {"addresses": [0] * LANES, "results": [-8] * LANES, "sums": [0] * LANES}
         self.at = 0
 
     def run(self) -> tuple[int, int]:
@@ -42,7 +47,8 @@ class Block:
             self.at += 1
             if not line.endswith(":"):
                 self.step(line)
-        return self.stored[RESULTS], self.stored[RESULTS + 8]
+        assert sorted(self.stored) == [RESULTS + 16 * NUMBER, RESULTS + 16 * NUMBER + 8]
+        return self.stored[RESULTS + 16 * NUMBER], self.stored[RESULTS + 16 * NUMBER + 8]
 
     def step(self, line: str) -> None:
         guard, line = re.fullmatch(r"(?:@(!?%p\d+) )?(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -64,6 +70,7 @@ class Block:
         elif kind[0] in {"ld", "st"}:
             self.access(kind, operands, lanes)
         else:
+            assert not guard
             self.compute(kind, operands)
 
     def values(self, operand: str) -> Values:
@@ -97,6 +104,7 @@ class Block:
             case "sub":
                 found = [(a - b) & MASK[bits] for a, b in pairs]
             case "mul":
+                assert kind[1:] in (["lo", "u64"], ["wide", "u32"])
                 found = [(a * b) & MASK[64] for a, b in pairs]
             case "xor":
                 found = [a ^ b for a, b in pairs]
@@ -119,6 +127,7 @@ class Block:
             case "bar":
                 assert kind[1:] == ["red", "or", "pred"]
                 assert len(self.active) == LANES
+                self.shared |= self.unpublished
                 found = [int(any(second))] * LANES
             case other:
                 raise NotImplementedError(other)
@@ -139,17 +148,17 @@ class Block:
                     self.store(kind[1], at[lane], self.registers[name][lane])
 
     def parameter(self, at: int) -> int:
-        return RESULTS if at == 8 else PLACE
+        return RESULTS if at == -8 else PLACES[at // 8]
 
     def word(self, at: int) -> int:
-        return self.words[(at - PLACE) // 8]
+        return self.words[(at - PLACES[NUMBER]) // 8]
 
     def shared_word(self, at: int) -> int:
-        return self.shared[at // 8]
+        return self.shared[at]
 
     def store(self, space: str, at: int, value: int) -> None:
         if space == "shared":
-            self.shared[at // 8] = value
+            self.unpublished[at] = value
         else:
             self.stored[at] = value
 
