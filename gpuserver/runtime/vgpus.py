@@ -388,6 +388,11 @@ class Vgpu:
         return min(sum(slot.room_bytes for slot in self.alive), self.record.memory_limit_bytes) if self.swaps else 0
 
     @property
+    def pending_bytes(self) -> int:
+        """Of its reservations those of allocations that wait for room: the card has none of it."""
+        return bounded(sum(min(slot.reserved_bytes, slot.room_bytes) for slot in self.alive)) if self.swaps else 0
+
+    @property
     def managed_bytes(self) -> int:
         """Of these what the driver may move to the host."""
         return bounded(sum(slot.committed_bytes[MANAGED] for slot in self.slots))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 
 from cython_ext.pages.storepage import STORE_SEGMENT_BLOCKS, StorePage
 from cython_ext.readings import GrantsFlag, Where
@@ -160,6 +161,24 @@ def test_what_is_asked_for_in_vain_is_refused(stage: Stage) -> None:
     program = Program(stage, vgpu, "say(app.allocate(90 << 20) is not None, app.allocate(70 << 20))")
     assert program.hear() == [True, None]
     assert vgpu.slot().room_bytes == 0
+
+
+def test_an_allocation_is_refused_only_after_it_was_in_vain_all_the_while(stage: Stage) -> None:
+    vgpu, other = swappable(stage, blocks=ROOMY), stage.vgpu(memory_bytes=200 * GIB)
+    filler = Program(
+        stage, other, "block = app.allocate(app.memory_info()[0] - (700 << 20))\nsay()\napp.free(block)\nsay()"
+    )
+    filler.hear()
+    program = Program(stage, vgpu, "say(app.allocate(900 << 20) is not None)")
+    eventually(lambda: any(slot.room_bytes for slot in vgpu.slots()), "it waits")
+    until = time.monotonic() + 2
+    while time.monotonic() < until:
+        vgpu.grants.spare_bytes = 60 * MIB
+        time.sleep(0.1)
+        vgpu.grants.spare_bytes = 2 * GIB
+        time.sleep(0.02)
+    filler.go_on()
+    assert program.hear() == [True]
 
 
 def test_the_store_of_a_later_server_is_used_once_nothing_is_left_in_the_other(stage: Stage) -> None:

@@ -43,7 +43,7 @@ class Played:
     ``told``: what its page said, in order.
     """
 
-    swaps, lends_memory, room_bytes = True, False, 0
+    swaps, lends_memory, room_bytes, pending_bytes = True, False, 0, 0
     programs: tuple[Process, ...] = ()
     activity: Any = object()
 
@@ -215,6 +215,24 @@ def test_host_memory_of_programs_counts_in_whichever_order_their_vgpus_are_remov
         found.swapping.forget(cast(Vgpu, vgpu))
     stores.sweep(1, set())
     assert stores.ready_bytes == SEGMENT_BYTES
+
+
+def test_an_allocation_that_waits_for_room_makes_it_no_smaller(stage: Callable[..., Stage]) -> None:
+    """It reserves what it asks for at each try. The server may read its slot just then."""
+
+    class Tries(Played):
+        borrowed_bytes = property(lambda self: self.here_bytes + GIB)  # type: ignore[assignment]
+        pending_bytes = GIB
+
+    async def scene() -> None:
+        rooms = []
+        for vgpu in (Played("a", 1), Tries("a", 1)):
+            found = stage(vgpu)
+            found.swapping.enlist(cast(Vgpu, vgpu))
+            rooms.append(found.swapping.room_bytes)
+        assert rooms[0] == rooms[1]
+
+    play(scene)
 
 
 def test_they_take_turns(stage: Callable[..., Stage]) -> None:

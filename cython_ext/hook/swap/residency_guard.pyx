@@ -15,7 +15,7 @@ from cython_ext.native cimport add32, fence, futex_wait, load32, load64, now_ns,
 cdef enum:
     LOOK_NS = 50_000_000         # a thread that waits to touch polls that often
     ROOM_NS = 60_000_000_000     # a wait for room lasts until other vGPUs leave, which hold the card for a turn each
-    VAIN_NS = 500_000_000        # ... but no longer than this where the server has reported that it is in vain
+    VAIN_NS = 500_000_000        # ... but no longer once the server has reported for so long that it is in vain
     ROOM_LOOK_NS = 5_000_000     # ... and tries again that often
 
 
@@ -71,15 +71,23 @@ cdef public void vgpu_touched(Gate* gate) noexcept nogil:
         add32(&gate.touching, <uint32_t>-1)
 
 
+cdef bint is_in_vain(Gate* gate, uint64_t size, int64_t since) noexcept nogil:
+    """The server has reported it all the while. Reason: at one moment its figures may have the allocation as made."""
+    cdef uint64_t spare = load64(&gate.grants.spare_bytes)
+    cdef int64_t now = now_ns()
+    if spare == 0 or size <= spare:
+        gate.vain_since_ns = 0
+        return 0
+    if gate.vain_since_ns < since:       # an earlier wait's, or none
+        gate.vain_since_ns = now
+    return now - gate.vain_since_ns > <int64_t>VAIN_NS
+
+
 cdef public bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil:
     """The card has had no room for ``size`` more since then. Report that to the GPU Server, which swaps other vGPUs
     out. The caller does not touch: its own memory may have to leave. 0: no room came."""
-    cdef int64_t waited_ns = now_ns() - since
-    cdef uint64_t spare = load64(&gate.grants.spare_bytes)
-    cdef bint waits = waited_ns < <int64_t>ROOM_NS and is_worth_a_wait(gate)
-    if spare != 0 and size > spare and waited_ns > <int64_t>VAIN_NS:
-        waits = 0
-    if waits:
+    cdef bint waits = now_ns() - since < <int64_t>ROOM_NS and is_worth_a_wait(gate)
+    if waits and not is_in_vain(gate, size, since):
         store64(&gate.slot.room_bytes, size)
         lock_acquire(&gate.lock)
         gate.waiters += 1
@@ -90,6 +98,6 @@ cdef public bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexc
         lock_acquire(&gate.lock)
         gate.waiters -= 1
         lock_release(&gate.lock)
-    else:
-        store64(&gate.slot.room_bytes, 0)
-    return waits
+        return 1
+    store64(&gate.slot.room_bytes, 0)
+    return 0

@@ -5,9 +5,9 @@ the sum of all lanes' last states. So two pieces that differ in one vector have 
 is then set: 0 for a piece of zeros, 1 for any other. It is fast where 256 threads of a GPU are the lanes
 (hook/swap/piece_hash.ptx): it reads at the full speed of the memory.
 
-A vector is followed by two steps, and a step rotates by 24 bits. Reason: the multiplications and the foldings by 32 bits
-map the highest bits of words to one another. After one step that rotates by 32, a change of a highest bit is a change
-of few known bits in half of all states, which a change of the lane's next vector takes back.
+A vector is followed by two steps, and a step rotates by 24 bits. Reason: the multiplications and the foldings by 32
+bits map the highest bits of words to one another. After one step that rotates by 32, a change of a highest bit is a
+change of few known bits in half of all states, which a change of the lane's next vector takes back.
 
 A step takes the idea of multiplying, folding down the upper half and crossing two lanes from the finalizers of
 Appleby's MurmurHash3 (2011). The hash is no defence against a program that searches collisions: it would damage only

@@ -114,6 +114,7 @@ class Swapping:
         taken = state.registry.guaranteed_memory_bytes
         taken += sum(vgpu.borrowed_bytes for vgpu in state.vgpus.values())
         taken += sum(outsider.memory_bytes for outsider in self._memory.outside) + self._memory.left_bytes
+        taken -= sum(vgpu.pending_bytes for vgpu in self._swapped())
         return state.facts.total_memory_bytes - taken + self._taken_bytes + self._lent_bytes
 
     @property
