@@ -299,7 +299,7 @@ cdef extern:
     # residency_guard.pyx
     void vgpu_touch(Gate* gate) noexcept nogil
     void vgpu_touched(Gate* gate) noexcept nogil
-    bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil
+    bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since, int64_t* vain_ns) noexcept nogil
     bint vgpu_try_touch(Gate* gate) noexcept nogil
     # swap.pyx
     void* vgpu_context_for_copies(Gate* gate) noexcept nogil

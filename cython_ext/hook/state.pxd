@@ -225,7 +225,6 @@ cdef struct Gate:
     uint32_t away            # futex; 1: some of it may not be on the card: a thread that touches it waits
     uint32_t touching        # threads that do (atomic)
     uint32_t moving          # the hook thread calls the driver for it
-    int64_t vain_since_ns    # the server has reported since then that a wait for room is in vain; 0: it has not
     uint32_t where           # SLOT_RESIDENT, SLOT_AWAY, or SLOT_MOVING: a part of it is swapped out, or moves
     uint32_t aim             # of the last move, SLOT_AWAY or SLOT_RESIDENT
     int64_t move_after_ns    # not tried again before

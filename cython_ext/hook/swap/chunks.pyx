@@ -289,7 +289,7 @@ cdef public int vgpu_make_with_room(
     Gate* gate, uint64_t size, int (*make)(Gate*, void*) noexcept nogil, void* asked
 ) noexcept nogil:
     """``make(gate, asked)``, of at most ``size`` bytes, once the card has room for what the vGPU may own."""
-    cdef int64_t since = now_ns()
+    cdef int64_t since = now_ns(), vain_ns = 0
     cdef int result = CUDA_ERROR_OUT_OF_MEMORY
     cdef bint waited = 0
     while True:
@@ -299,7 +299,7 @@ cdef public int vgpu_make_with_room(
         if result != CUDA_ERROR_OUT_OF_MEMORY or not vgpu_fits(gate, size):
             break
         waited = 1
-        if not vgpu_await_room(gate, size, since):
+        if not vgpu_await_room(gate, size, since, &vain_ns):
             break
     if waited:
         store64(&gate.slot.room_bytes, 0)

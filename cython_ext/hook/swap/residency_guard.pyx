@@ -71,23 +71,24 @@ cdef public void vgpu_touched(Gate* gate) noexcept nogil:
         add32(&gate.touching, <uint32_t>-1)
 
 
-cdef bint is_in_vain(Gate* gate, uint64_t size, int64_t since) noexcept nogil:
+cdef bint is_in_vain(const Gate* gate, uint64_t size, int64_t* vain_ns) noexcept nogil:
     """The server has reported it all the while. Reason: at one moment its figures may have the allocation as made."""
     cdef uint64_t spare = load64(&gate.grants.spare_bytes)
     cdef int64_t now = now_ns()
     if spare == 0 or size <= spare:
-        gate.vain_since_ns = 0
+        vain_ns[0] = 0
         return 0
-    if gate.vain_since_ns < since:       # an earlier wait's, or none
-        gate.vain_since_ns = now
-    return now - gate.vain_since_ns > <int64_t>VAIN_NS
+    if vain_ns[0] == 0:
+        vain_ns[0] = now
+    return now - vain_ns[0] > <int64_t>VAIN_NS
 
 
-cdef public bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since) noexcept nogil:
+cdef public bint vgpu_await_room(Gate* gate, uint64_t size, int64_t since, int64_t* vain_ns) noexcept nogil:
     """The card has had no room for ``size`` more since then. Report that to the GPU Server, which swaps other vGPUs
-    out. The caller does not touch: its own memory may have to leave. 0: no room came."""
+    out. The caller does not touch: its own memory may have to leave. ``vain_ns``: of this wait; 0 at its begin. 0: no
+    room came."""
     cdef bint waits = now_ns() - since < <int64_t>ROOM_NS and is_worth_a_wait(gate)
-    if waits and not is_in_vain(gate, size, since):
+    if waits and not is_in_vain(gate, size, vain_ns):
         store64(&gate.slot.room_bytes, size)
         lock_acquire(&gate.lock)
         gate.waiters += 1
