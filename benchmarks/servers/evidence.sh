@@ -3,27 +3,11 @@
 #
 #     benchmarks/servers/evidence.sh [FOLDER [PART...]]    one log per part in FOLDER (default: evidence); PART: those alone
 #
-# A relative FOLDER is one of the project's root. GPU=1 before it: that GPU. Parts without --host-memory need a host of
-# 256 GiB. `llama` needs llama-cpp-python and gguf, built for this GPU:
-# CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python gguf
-cd "$(dirname "$0")/../.." || exit
-out=${1:-evidence}
-wanted=" ${*:2} "
-mkdir -p "$out"
-[[ ${PREPARED:-} ]] || source benchmarks/suite/prepare.sh
-export REQUIRE_GPU=1
+# GPU=1 before it: that GPU. Parts without --host-memory need a host of 256 GiB. `llama` needs llama-cpp-python and gguf,
+# built for this GPU: CMAKE_ARGS=-DGGML_CUDA=on pip install llama-cpp-python gguf
+source "$(dirname "$0")/../suite/part.sh"
+LINES_SHOWN=40
 
-part() { # NAME SECONDS COMMAND…
-    local name=$1 seconds=$2 began=$SECONDS
-    shift 2
-    [[ $wanted =~ ^\ *$ || $wanted == *" $name "* ]] || return 0
-    timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1
-    local code=$?
-    echo "=== $name: exit $code after $((SECONDS - began)) s"
-    tail -n "${LINES_SHOWN:-40}" "$out/$name.log"
-}
-
-nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 # Which of a move's time goes into mappings, and which into copies, is in the hook's log.
 part moves 300 env VGPU_HOOK_LOG="$(realpath "$out")/hook.log" python3 -m benchmarks.servers --rounds 2 --modes suspended
 for run in 1 2 3 4 5; do
@@ -36,6 +20,7 @@ part llama 500 python3 -m benchmarks.servers --servers 2 --rounds 4 --modes susp
 part alone 400 python3 -m benchmarks.servers.alone --rounds 8 --tokens 32
 part slo 200 python3 -m benchmarks.experiments.slo --rounds 2 --seconds 8
 part hash 100 python3 -m benchmarks.experiments.piece_hash
+part mappings 200 python3 -m benchmarks.experiments.physical_memory
 part copies 100 python3 -m benchmarks.experiments.copy_sizes --rounds 3
 LINES_SHOWN=6
 part at-start 580 python3 -m pytest -q tests/gpu/test_servers_at_start.py

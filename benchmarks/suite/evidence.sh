@@ -10,29 +10,12 @@
 #
 # The parts run one after the other, since a GPU has one GPU Server on a machine. FOLDER/all.tgz has everything, and is
 # made anew after each part.
-cd "$(dirname "$0")/../.." || exit
-out=${1:-evidence}
-wanted=" ${*:2} "
-mkdir -p "$out"
-[[ ${PREPARED:-} ]] || source benchmarks/suite/prepare.sh
-export REQUIRE_GPU=1
-
-part() { # NAME SECONDS COMMAND…
-    local name=$1 seconds=$2 began=$SECONDS
-    shift 2
-    [[ $wanted =~ ^\ *$ || $wanted == *" $name "* ]] || return 0
-    timeout -k 5 "$seconds" "$@" >"$out/$name.log" 2>&1
-    local code=$?
-    echo "=== $name: exit $code after $((SECONDS - began)) s"
-    tail -n "${LINES_SHOWN:-12}" "$out/$name.log"
-    tar -C "$out" --exclude all.tgz -czf "$out/all.tgz" .
-}
+source "$(dirname "$0")/part.sh"
 
 suite() { # NAME SECONDS OPTIONS…
     part "$1" "$2" python3 -m benchmarks.suite --gpu "${GPU:-0}" "${@:3}" --out "$out/$1"
 }
 
-nvidia-smi --query-gpu=name,driver_version,power.limit --format=csv,noheader
 suite pairs 200 --part pairs --works resnet50-train gemm4096 --splits 30/70 --seconds 20
 part timeline 120 python3 -m benchmarks.experiments.timeline --gpu "${GPU:-0}" "$out/timeline"
 for work in gemm4096 resnet50-train elementwise gemm2048 gemm16384 resnet50-infer1 resnet50-infer8 bert-infer graph long-kernel; do

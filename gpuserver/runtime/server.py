@@ -150,10 +150,10 @@ class GpuServer:
         self._migration = Migration(state, self._suspension, self._brokers, self._creations, removal)
         self._triggers = Triggers(state, self._suspension)
         self._dozing = IdleSuspension(state, self._suspension, self._triggers)
-        for call in (self._swapping.step_now, self._triggers.look_now, self._dozing.look_now):
+        for call in (self._swapping.step_now, self._triggers.check_now, self._dozing.check_now):
             state.tokens.on_parked_want(call)
         state.gangs.on_residents(self._swapping.step_now)
-        self._triggers.on_connection(self._dozing.look_now)
+        self._triggers.on_connection(self._dozing.check_now)
         self._housekeeping = Housekeeping(state, self._gpu, self._swapping, self._memory, self._migration, removal)
         self._control = Control(
             state,

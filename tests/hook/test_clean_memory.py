@@ -240,6 +240,19 @@ def test_a_store_without_room_is_enough_for_zeros(stage: Stage) -> None:
     assert owner.change() == [True]
 
 
+def leaves_at_the_second_try(program: Program, away_bytes: int, expected: object) -> None:
+    """The store has no room for more than ``away_bytes`` and a little. It grows once the memory is back."""
+    vgpu = program.vgpu
+    vgpu.withdraw()
+    vgpu.grants.flags = vgpu.grants.flags | AWAY
+    eventually(lambda: vgpu.slot().away_bytes > away_bytes, "most of it has left")
+    program.come_back()
+    program.go_on()
+    assert program.hear() == expected
+    store_of(vgpu).grow(STORE_SEGMENT_BLOCKS)
+    program.leave()
+
+
 def test_a_move_that_is_given_up_keeps_what_is_whole(stage: Stage) -> None:
     """The store has no room for a part of it. Once it has grown, the copies of before are the same."""
     vgpu = stage.vgpu(memory_bytes=1 << 30)
@@ -257,14 +270,7 @@ while True:
     )
     expected = [[[byte] for byte in range(1, 6)]]
     assert program.hear() == expected
-    vgpu.withdraw()
-    vgpu.grants.flags = vgpu.grants.flags | AWAY
-    eventually(lambda: vgpu.slot().away_bytes > 200 * MIB, "most of it has left")
-    program.come_back()
-    program.go_on()
-    assert program.hear() == expected
-    vgpu.store.grow(STORE_SEGMENT_BLOCKS)
-    program.leave()
+    leaves_at_the_second_try(program, 200 * MIB, expected)
     assert 100 < vgpu.slot().clean_blocks < 175
     assert vgpu.slot().where == Where.AWAY
     program.come_back()
@@ -293,14 +299,7 @@ while True:
     )
     expected = [[[0, byte] for byte in range(1, 6)]]
     assert program.hear() == expected
-    vgpu.withdraw()
-    vgpu.grants.flags = vgpu.grants.flags | AWAY
-    eventually(lambda: vgpu.slot().away_bytes > 150 * MIB, "most of it has left")
-    program.come_back()
-    program.go_on()
-    assert program.hear() == expected
-    vgpu.store.grow(STORE_SEGMENT_BLOCKS)
-    program.leave()
+    leaves_at_the_second_try(program, 150 * MIB, expected)
     assert vgpu.store.used <= 2 * STORE_SEGMENT_BLOCKS
     program.come_back()
     program.go_on()

@@ -304,7 +304,7 @@ def test_a_call_ends_the_pause_between_two_checks_of_idle_suspended_vgpus() -> N
             nursery.start_soon(idle.run)
             await trio.sleep(idle_suspend.NEWS_S / 4)
             assert len(checked) == 1
-            idle.look_now()
+            idle.check_now()
             await trio.sleep(0.001)
             assert len(checked) == 2
             nursery.cancel_scope.cancel()

@@ -336,7 +336,7 @@ cdef bint reclaim(Gate* gate, uint64_t address) noexcept nogil:
 
 
 cdef inline bint is_zeros(const Gate* gate, uint64_t address) noexcept nogil:
-    """As the piece leaves, by its hash."""
+    """As the piece leaves. By its whole hash: if a driver computed the lowest bit wrong, that alone would lose data."""
     cdef const Block* now = alloc_find(&gate.hashes, address)
     return now != NULL and now.bytes == gate.hasher.zeros.a and now.aux == gate.hasher.zeros.b
 

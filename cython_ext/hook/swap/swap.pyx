@@ -255,10 +255,11 @@ cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
 
 cdef int copy_out(Gate* gate, uint64_t piece, uint64_t place, void* stream, bint* copied) noexcept nogil:
     """Begin the copy of a piece, unless it needs none."""
-    cdef void* stored = vgpu_stored(gate, piece)
+    cdef void* stored
     if vgpu_is_clean(gate, piece):
         gate.clean_blocks += 1
         return CUDA_SUCCESS
+    stored = vgpu_stored(gate, piece)
     if stored == NULL:
         return CUDA_ERROR_NOT_FOUND
     copied[0] = 1

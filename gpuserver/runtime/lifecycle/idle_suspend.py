@@ -52,7 +52,7 @@ class IdleSuspension:
         self._watches: dict[Vgpu, Watch] = {}
         self._bell = Bell()
 
-    def look_now(self) -> None:
+    def check_now(self) -> None:
         """An idle-suspended vGPU may be wanted."""
         self._bell.ring()
 

@@ -126,7 +126,7 @@ class Triggers:
 
     # --- looking
 
-    def look_now(self) -> None:
+    def check_now(self) -> None:
         """There may be a CUDA call of a suspended vGPU."""
         self._calls.ring()
 

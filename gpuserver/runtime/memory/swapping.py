@@ -425,13 +425,12 @@ class Swapping:
         self._state.record_event(EventType.STUCK, vgpu, f"{vgpu.record.vgpu_id} cannot leave the card now: {reason}")
         return reason
 
-    def _tell_failed(self, vgpu: Vgpu) -> None:
-        """No room on the card would help."""
+    def _record_failure(self, vgpu: Vgpu) -> None:
+        """Of a move back that the driver fails: more room on the card would not help."""
         failed = [slot for slot in present(vgpu.alive) if slot.where == Where.FAILED_BACK]
         if failed:
-            codes = ((slot.pid, f" with error {slot.move_result}" if slot.move_result else "") for slot in failed)
-            names = ", ".join(f"process {pid}{code}" for pid, code in codes)
-            text = f"{vgpu.record.vgpu_id} cannot come back onto the card now: the driver fails the move of {names}"
+            errors = ", ".join(f"{slot.move_result or 'unknown'} (process {slot.pid})" for slot in failed)
+            text = f"{vgpu.record.vgpu_id} cannot come back onto the card now: the driver fails with error {errors}"
             self._state.record_event(EventType.STUCK, vgpu, text)
 
     async def _provide(self, tenant: int, lacks: list[str]) -> None:
@@ -451,7 +450,7 @@ class Swapping:
         if vgpu.removed.is_set():
             return False
         place.moving = False  # what it has on the card counts, and no more
-        self._tell_failed(vgpu)
+        self._record_failure(vgpu)
         refused = any(slot.where == Where.KEPT_AWAY for slot in present(vgpu.alive))
         if refused and not any(self._place(other).leaves for other in self._swapped()):
             self._short.grow(time.monotonic_ns(), self.room_bytes - self._taken_bytes - vgpu.away_bytes)
