@@ -1,10 +1,10 @@
-"""How fast the kernel hashes pieces of swapped memory, and whether it computes the hash that the project describes.
+"""How fast the kernel reads pieces of swapped memory: their hashes, and which of their parts are zeros. Is it right?
 
     python -m benchmarks.experiments.piece_hash [--gib 16] [--rounds 9]
 
-Without a vGPU. Some pieces have random bytes, one has a last word that is not 0, and all others are zeros. The result
-is one line of JSON: ``ms``, the median for all pieces, ``tb_per_s``, and ``wrong``: pieces with another hash than
-cython_ext/logic/memory/piece_hash.pxd computes.
+Without a vGPU. Some pieces have random bytes, 64 have one word that is not 0, each in another part, and all others are
+zeros. The result is one line of JSON: ``ms``, the median for all pieces, ``tb_per_s``, and ``wrong``: pieces with
+another hash, or other parts, than cython_ext/logic/memory/piece_hash.pxd computes.
 """
 
 from __future__ import annotations
@@ -27,14 +27,19 @@ PIECE_BYTES = 2 << 20
 LAUNCH_PIECES = 256
 THREADS = 256
 NOISE = 4
+PARTS = 64
+RESULT_BYTES = 24
 
 
 def contents(count: int) -> dict[int, bytes]:
     """By piece, what is not zeros."""
     source = random.Random(1)
-    found = {number * (count - 1) // NOISE: source.randbytes(PIECE_BYTES) for number in range(NOISE)}
-    found[count - 1] = bytes(PIECE_BYTES - 1) + b"\x80"
-    return found
+    part_bytes = PIECE_BYTES // PARTS
+    found = {}
+    for part in range(min(PARTS, count)):
+        at = part * part_bytes + (part_bytes - 1 if part == PARTS - 1 else source.randrange(part_bytes))
+        found[count - 1 - part] = bytes(at) + b"\x80" + bytes(PIECE_BYTES - 1 - at)
+    return found | {number * (count - 1) // NOISE: source.randbytes(PIECE_BYTES) for number in range(NOISE)}
 
 
 def allocated(gpu: Gpu, size: int) -> int:
@@ -46,7 +51,7 @@ def allocated(gpu: Gpu, size: int) -> int:
 
 class Hasher:
     def __init__(self, gpu: Gpu, memory: int, count: int) -> None:
-        self.gpu, self.results = gpu, allocated(gpu, 16 * count)
+        self.gpu, self.results = gpu, allocated(gpu, RESULT_BYTES * count)
         function = c_void_p()
         gpu.call("cuModuleGetFunction", byref(function), gpu.module, b"vgpu_hash_pieces")
         self.launches = [
@@ -58,7 +63,7 @@ class Hasher:
             gpu.call("cuEventCreate", byref(event), 0)
 
     def parameters(self, memory: int, first: int) -> tuple[ctypes.Array[c_void_p], object, object]:
-        result = c_uint64(self.results + 16 * first)
+        result = c_uint64(self.results + RESULT_BYTES * first)
         places = (c_uint64 * LAUNCH_PIECES)(*(memory + (first + at) * PIECE_BYTES for at in range(LAUNCH_PIECES)))
         return (c_void_p * 2)(ctypes.addressof(result), ctypes.addressof(places)), result, places
 
@@ -73,10 +78,10 @@ class Hasher:
         gpu.call("cuEventElapsedTime", byref(passed), self.begin, self.end)
         return passed.value
 
-    def hashes(self, count: int) -> list[tuple[int, int]]:
-        words = (c_uint64 * (2 * count))()
-        self.gpu.call("cuMemcpyDtoH_v2", words, self.results, 16 * count)
-        return list(zip(words[::2], words[1::2], strict=True))
+    def hashes(self, count: int) -> list[tuple[int, int, int]]:
+        words = (c_uint64 * (3 * count))()
+        self.gpu.call("cuMemcpyDtoH_v2", words, self.results, RESULT_BYTES * count)
+        return list(zip(words[::3], words[1::3], words[2::3], strict=True))
 
 
 def main() -> None:

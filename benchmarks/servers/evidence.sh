@@ -21,6 +21,7 @@ part alone 400 python3 -m benchmarks.servers.alone --rounds 8 --tokens 32
 part slo 200 python3 -m benchmarks.experiments.slo --rounds 2 --seconds 8
 part hash 100 python3 -m benchmarks.experiments.piece_hash
 part mappings 200 python3 -m benchmarks.experiments.physical_memory
+part arrival 100 python3 -m benchmarks.experiments.chunk_arrival
 part copies 100 python3 -m benchmarks.experiments.copy_sizes --rounds 3
 LINES_SHOWN=6
 part at-start 580 python3 -m pytest -q tests/gpu/test_servers_at_start.py

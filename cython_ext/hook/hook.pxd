@@ -1,8 +1,8 @@
 """The functions that the modules of the hook call in each other. The state that they share: state.pxd."""
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 
-from cython_ext.hook.state cimport Prediction, Gate, Pass, Pooled, State, Stream, Thread, state
+from cython_ext.hook.state cimport Prediction, Gate, Pass, Pooled, State, StoredPiece, Stream, Thread, state
 from cython_ext.pages.layout cimport ActivityPage, Plan, Slot
 from cython_ext.logic.memory.alloctable cimport Block
 from cython_ext.logic.memory.physical cimport Properties
@@ -280,15 +280,14 @@ cdef extern:
     void vgpu_renew_store(Gate* gate) noexcept nogil
     bint vgpu_store(Gate* gate, const Block* chunk) noexcept nogil
     void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil
-    void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil
-    bint vgpu_left_zeros(Gate* gate, uint64_t address) noexcept nogil
-    uint64_t vgpu_stored_run(Gate* gate, uint64_t address, uint64_t end) noexcept nogil
+    bint vgpu_stored(Gate* gate, uint64_t address, StoredPiece* found) noexcept nogil
+    uint64_t vgpu_room_for_run(const Gate* gate, const uint8_t* memory) noexcept nogil
     uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil
     bint vgpu_pin_next(Gate* gate) noexcept nogil
     void vgpu_forget_pins(Gate* gate) noexcept nogil
     void vgpu_keep(Gate* gate, const Block* chunk) noexcept nogil
     bint vgpu_is_clean(Gate* gate, uint64_t address) noexcept nogil
-    void vgpu_overwrite(Gate* gate, uint64_t address) noexcept nogil
+    uint64_t vgpu_overwrite(Gate* gate, uint64_t address) noexcept nogil
     void vgpu_note_copy(Gate* gate, uint64_t address) noexcept nogil
     # piece_hash.pyx
     void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil

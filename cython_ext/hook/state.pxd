@@ -180,7 +180,12 @@ cdef struct Store:
     uint64_t blocks
     uint8_t* memory          # block 0
     uint8_t* pins            # of each PIN_BLOCKS blocks, whether they were pinned here (PIN_*)
-    PieceHash* hashes        # of the copies that this process has made, by block
+    PieceHash* hashes        # of the copies that this process has made, by block; parts: those that were copied
+
+
+cdef struct StoredPiece:
+    uint8_t* memory          # NULL: it left as zeros
+    uint64_t parts           # that were copied (logic/memory/piece_hash.pxd); the others left as zeros
 
 
 cdef struct Hasher:          # of pieces, on the GPU (piece_hash.pyx)
@@ -188,7 +193,6 @@ cdef struct Hasher:          # of pieces, on the GPU (piece_hash.pyx)
     void* function           # NULL: the driver does not load it there
     PieceHash* results       # pinned, of HASHED_AT_ONCE pieces ...
     uint64_t* addresses      # ... and their addresses in Gate.chunks
-    PieceHash zeros          # of a piece of zeros
 
 
 cdef struct Gate:
@@ -219,7 +223,7 @@ cdef struct Gate:
     AllocTable chunks        # address → Block (aux: handle, flags: CHUNK_*)
     uint32_t chunks_lock     # of the table; its holder may call the driver; a thread that touches gets it at once
     AllocTable places        # of each piece with a copy: address → Block (aux: its block of the store, kind: PLACE_*)
-    AllocTable hashes        # as it left last, each piece: address → Block (bytes, aux: its PieceHash)
+    AllocTable hashes        # as it left last, each piece: address → Block (bytes, aux, kind and flags: its PieceHash)
     Hasher hasher
     # ... and where it is (swap.pyx)
     uint32_t away            # futex; 1: some of it may not be on the card: a thread that touches it waits
@@ -233,6 +237,8 @@ cdef struct Gate:
     int64_t move_went_ns     # when it last got on
     int64_t mapping_ns       # of this move: in calls that map memory ...
     int64_t copying_ns       # ... and in waits for copies
+    uint64_t swap_copied_bytes   # ... and what was copied
+    uint64_t swap_copies     # ... by so many copies
     uint32_t clean_blocks    # pieces that this move out did not copy
     uint64_t away_bytes
     uint64_t imported_bytes  # of other processes' memory, what this one holds; under memory_lock

@@ -506,15 +506,24 @@ cdef class Blocks:
 
 
 def hash_of_piece(const uint64_t[::1] words):
-    """(a, b) of the 128-bit hash."""
+    """(a, b) of the 128-bit hash, and its parts."""
     cdef hashing.PieceHash found = hashing.piece_hash(&words[0], words.shape[0])
-    return found.a, found.b
+    return found.a, found.b, found.parts
 
 
-def hash_of_zeros(uint64_t count):
-    """(a, b) of the hash of so many words."""
-    cdef hashing.PieceHash found = hashing.hash_of_zeros(count)
-    return found.a, found.b
+def parts_to_copy(uint64_t parts):
+    return hashing.parts_to_copy(parts)
+
+
+def runs_of_parts(uint64_t parts):
+    """(first, count) of each."""
+    cdef uint64_t first, count = hashing.first_run(parts, &first)
+    runs = []
+    while count:
+        runs.append((first, count))
+        parts = hashing.without_run(parts, first, count)
+        count = hashing.first_run(parts, &first)
+    return runs
 
 
 # --- books of pools

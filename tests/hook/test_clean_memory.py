@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from pathlib import Path
+
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from cython_ext.readings import GrantsFlag, Where
+from cython_ext.testing.bindings_memory import parts_to_copy
 from tests.hook.stage import Stage, StagedVgpu, eventually
 from tests.hook.test_swap import AWAY, MIB, Program, swappable
 
@@ -15,14 +21,14 @@ BODY = f"""
 import random
 owned = {OWNED}
 memory = app.allocate(owned)
-data = CONTENT
+data = bytearray(CONTENT)
 def write(at, piece):
     app.call("cuMemcpyHtoD_v2", c_uint64(memory + at), piece, c_size_t(len(piece)))
-write(0, data)
+write(0, bytes(data))
 while True:
     print(json.dumps([app.read(memory, owned) == data]), flush=True)
     for at, byte in json.loads(input()):
-        data = data[:at] + bytes([byte]) + data[at + 1:]
+        data[at] = byte
         write(at, bytes([byte]))
 """
 
@@ -31,8 +37,10 @@ class Owner(Program):
     """A program with random bytes in all its memory, or ``content``. It changes bytes where the test names them.
     Memory that it gets from the driver is no zeros."""
 
-    def __init__(self, stage: Stage, vgpu: StagedVgpu, content: str = "random.randbytes(owned)") -> None:
-        super().__init__(stage, vgpu, BODY.replace("CONTENT", content), VGPU_SIM_FRESH="x")
+    def __init__(
+        self, stage: Stage, vgpu: StagedVgpu, content: str = "random.randbytes(owned)", **environment: str
+    ) -> None:
+        super().__init__(stage, vgpu, BODY.replace("CONTENT", content), VGPU_SIM_FRESH="x", **environment)
 
     def swap(self) -> int:
         """Out and in; how many pieces were not copied."""
@@ -217,6 +225,76 @@ def test_pieces_of_zeros_need_no_block_and_come_back_as_zeros(stage: Stage, vgpu
         owner.come_back()
         assert owner.on_card() == OWNED
     assert owner.change() == [True]
+
+
+ROW_BYTES, USED_BYTES, PART_BYTES, PARTS = 1_638_400, 20_480, 32 << 10, 64
+ROWS = OWNED // ROW_BYTES
+
+
+def bytes_with(*used: tuple[int, int]) -> int:
+    """How much is copied of memory that is zeros but for these ranges of bytes."""
+    pieces = Counter[int]()
+    for part in {part for begin, end in used for part in range(begin // PART_BYTES, (end - 1) // PART_BYTES + 1)}:
+        pieces[part // PARTS] += 1 << part % PARTS
+    return PART_BYTES * sum(parts_to_copy(parts).bit_count() for parts in pieces.values())
+
+
+def test_of_a_cache_only_the_used_parts_are_copied(stage: Stage, vgpu: StagedVgpu, tmp_path: Path) -> None:
+    """Its rows are made for long answers, and used at their beginnings. The store's blocks had other memory before."""
+    log = tmp_path / "hook.log"
+    other = stage.vgpu(memory_bytes=1 << 30)
+    other.grants.flags, other.store = vgpu.grants.flags, store_of(vgpu)
+    before = Owner(stage, other)
+    before.hear()
+    before.swap()
+    before.process.kill()
+    before.process.wait()
+    assert store_of(vgpu).give_back([(other.slot().pid, other.slot().start_time)]) == PIECES
+    content = (
+        f"(random.randbytes({USED_BYTES}) + bytes({ROW_BYTES - USED_BYTES})) * {ROWS} + bytes(owned % {ROW_BYTES})"
+    )
+    cache = Owner(stage, vgpu, content, VGPU_HOOK_LOG=str(log))
+    assert cache.hear() == [True]
+    used = [(row * ROW_BYTES, row * ROW_BYTES + USED_BYTES) for row in range(ROWS)]
+    cache.swap()
+    assert cache.change() == [True]
+    # another token in each row, in a part that was zeros before; and one that is taken back
+    tokens = [row * ROW_BYTES + PART_BYTES + USED_BYTES for row in range(ROWS)]
+    assert cache.change(*((at, 7) for at in tokens)) == [True]
+    cache.swap()
+    assert cache.change((tokens[3], 0)) == [True]
+    cache.swap()
+    assert cache.change() == [True]
+    copied = [int(line.split()[-2]) for line in log.read_text().splitlines() if "copied bytes" in line]
+    longer = [*used, *((at, at + 1) for at in tokens)]
+    kept = [*used, *((at, at + 1) for at in tokens if at != tokens[3])]
+    piece = tokens[3] // STORE_BLOCK_BYTES * STORE_BLOCK_BYTES
+    assert OWNED / 20 > bytes_with(*longer) > bytes_with(*kept) > bytes_with(*used)
+    assert copied[:4] == [bytes_with(*used)] * 2 + [bytes_with(*longer)] * 2
+    assert copied[4] == bytes_with(*((begin, end) for begin, end in kept if piece <= begin < piece + STORE_BLOCK_BYTES))
+    assert copied[5] == bytes_with(*kept)
+
+
+@pytest.fixture
+def cache(stage: Stage, vgpu: StagedVgpu) -> Owner:
+    owner = Owner(stage, vgpu, "bytes(owned)")
+    assert owner.hear() == [True]
+    return owner
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, OWNED // PART_BYTES - 1), st.integers(1, 255)), max_size=40),
+    st.lists(st.tuples(st.integers(0, OWNED // PART_BYTES - 1), st.integers(0, 255)), max_size=40),
+)
+@settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_parts_are_written_come_back(
+    cache: Owner, first: list[tuple[int, int]], second: list[tuple[int, int]]
+) -> None:
+    """What one example has written is there for the next."""
+    for changes in (first, second):
+        assert cache.change(*((part * PART_BYTES + 7 * byte, byte) for part, byte in changes)) == [True]
+        cache.swap()
+        assert cache.change() == [True]
 
 
 @pytest.mark.parametrize("content", ["bytes(owned)", "bytes(owned - 1) + b'x'"])

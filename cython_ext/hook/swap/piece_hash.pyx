@@ -1,4 +1,4 @@
-"""Hashes of the pieces of a vGPU's memory, computed on the GPU (piece_hash.ptx) before the memory leaves the card.
+"""Hashes and zeros of the pieces of a vGPU's memory, found on the GPU (piece_hash.ptx) before it leaves the card.
 
 The hook thread computes them behind the shut door: nothing uses the memory any more. A piece whose copy in the store
 has the same hash is not copied again. All pieces are hashed in one go. Reason: other contexts have the GPU in turns of
@@ -21,7 +21,7 @@ from cython_ext.hook.state cimport (
     Hasher, state,
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_insert
-from cython_ext.logic.memory.piece_hash cimport HASH_LANES, PieceHash, hash_of_zeros
+from cython_ext.logic.memory.piece_hash cimport HASH_LANES, PieceHash
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.native cimport futex_wait, load32, now_ns
 
@@ -55,7 +55,6 @@ cdef public void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil:
     if hasher.context == context:
         return
     hasher.context, hasher.function = context, NULL
-    hasher.zeros = hash_of_zeros(PIECE_BYTES / sizeof(uint64_t))
     result = real_cuModuleLoadData(<uint64_t>&module, <uint64_t>VGPU_PIECE_HASH)
     if result == CUDA_SUCCESS:
         result = real_cuMemHostAlloc(<uint64_t>&memory, size, FOR_ALL_CONTEXTS | FOR_THE_GPU)
@@ -101,14 +100,15 @@ cdef bint is_over(Round* run) noexcept nogil:
 
 
 cdef bint note(Gate* gate, Round* run) noexcept nogil:
+    cdef const PieceHash* hash
     cdef Block block
     cdef uint32_t i
     if not (launch(gate, run) and is_over(run)):
         return 0
-    block.kind = block.flags = 0
     for i in range(run.count):
-        block.address = gate.hasher.addresses[i]
-        block.bytes, block.aux = gate.hasher.results[i].a, gate.hasher.results[i].b
+        hash = &gate.hasher.results[i]
+        block.address, block.bytes, block.aux = gate.hasher.addresses[i], hash.a, hash.b
+        block.kind, block.flags = <uint32_t>(hash.parts >> 32), <uint32_t>hash.parts
         alloc_insert(&gate.hashes, &block)       # without memory for the entry, the piece is copied
     run.count = run.launched = 0
     return 1

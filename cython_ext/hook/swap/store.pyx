@@ -5,8 +5,8 @@ So that is done part by part, ahead of the first move (pin_ahead.pyx), or when a
 of parts that are pinned already are taken first.
 
 A piece that comes back to the card keeps its copy, with the hash of it, until another process needs the block. Leaving
-again, it is copied only if its hash is another one (piece_hash.pyx). A piece of zeros, such as those of a cache that
-is not used yet, needs no block: the card fills it again when it comes back.
+again, it is copied only if its hash is another one (piece_hash.pyx). Parts of zeros, such as those of a cache that is
+not used yet, are copied neither way: the card fills them again. A piece of zeros needs no block.
 """
 
 from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
@@ -16,12 +16,12 @@ from cython_ext.hook.generated.driver cimport real_cuMemHostRegister_v2, real_cu
 from cython_ext.hook.hook cimport vgpu_log
 from cython_ext.hook.state cimport (
     CHUNK_AWAY, CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, CUDA_SUCCESS, PLACE_BLANK, PLACE_COPIED, PLACE_ZEROS, Gate,
-    Store, state,
+    Store, StoredPiece, state,
 )
 from cython_ext.pages.layout cimport LAYOUT_VERSION, STORE_MAGIC, StorePage
 from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert, alloc_remove
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
-from cython_ext.logic.memory.piece_hash cimport PieceHash
+from cython_ext.logic.memory.piece_hash cimport PieceHash, parts_to_copy
 from cython_ext.logic.memory.store cimport (
     BLOCK_BYTES, is_kept, name_in, store_drop, store_give, store_keep, store_name, store_owners, store_reclaim,
     store_size, store_take, store_take_kept,
@@ -335,10 +335,18 @@ cdef bint reclaim(Gate* gate, uint64_t address) noexcept nogil:
     return 0
 
 
-cdef inline bint is_zeros(const Gate* gate, uint64_t address) noexcept nogil:
-    """As the piece leaves. By its whole hash: if a driver computed the lowest bit wrong, that alone would lose data."""
+cdef inline bint hash_at(const Gate* gate, uint64_t address, PieceHash* hash) noexcept nogil:
+    """The piece's, as it leaves. 0: it has none."""
     cdef const Block* now = alloc_find(&gate.hashes, address)
-    return now != NULL and now.bytes == gate.hasher.zeros.a and now.aux == gate.hasher.zeros.b
+    if now != NULL:
+        hash.a, hash.b, hash.parts = now.bytes, now.aux, <uint64_t>now.kind << 32 | now.flags
+    return now != NULL
+
+
+cdef inline bint is_zeros(const Gate* gate, uint64_t address) noexcept nogil:
+    """As the piece leaves."""
+    cdef PieceHash now
+    return hash_at(gate, address, &now) and now.parts == 0
 
 
 cdef bint store_zeros(Gate* gate, uint64_t address) noexcept nogil:
@@ -411,58 +419,56 @@ cdef public void vgpu_unstore(Gate* gate, const Block* chunk) noexcept nogil:
 cdef public bint vgpu_is_clean(Gate* gate, uint64_t address) noexcept nogil:
     """Whether the piece needs no copy: its block has one of it as it left, or it is zeros. The caller has called
     ``vgpu_store``."""
-    cdef Block* now = alloc_find(&gate.hashes, address)
     cdef const PieceHash* known
+    cdef PieceHash now
     cdef Block place
     if not place_at(gate, address, &place) or place.kind == PLACE_BLANK:
         return 0
     if place.kind == PLACE_ZEROS:
         return 1
-    if now == NULL:
+    if not hash_at(gate, address, &now):
         return 0
     known = &gate.store.hashes[place.aux]
-    return known.a == now.bytes and known.b == now.aux
+    return known.a == now.a and known.b == now.b
 
 
-cdef public void vgpu_overwrite(Gate* gate, uint64_t address) noexcept nogil:
-    """A copy into the piece's block begins."""
+cdef public uint64_t vgpu_overwrite(Gate* gate, uint64_t address) noexcept nogil:
+    """A copy into the piece's block begins. The result is the parts of the piece that are to be copied."""
+    cdef PieceHash now
+    cdef Block place
+    cdef uint64_t parts = UINT64_MAX
+    if hash_at(gate, address, &now):
+        parts = parts_to_copy(now.parts)
+    if place_at(gate, address, &place) and place.kind != PLACE_ZEROS:
+        gate.store.hashes[place.aux].parts = parts
     mark(gate, address, PLACE_BLANK)
+    return parts
 
 
 cdef public void vgpu_note_copy(Gate* gate, uint64_t address) noexcept nogil:
     """The piece's block has a copy of it. Without a hash of it, the copy is not kept."""
-    cdef Block* now = alloc_find(&gate.hashes, address)
+    cdef PieceHash now
     cdef Block place
-    if now == NULL or not place_at(gate, address, &place) or place.kind == PLACE_ZEROS:
+    if not hash_at(gate, address, &now) or not place_at(gate, address, &place) or place.kind == PLACE_ZEROS:
         return
-    gate.store.hashes[place.aux].a, gate.store.hashes[place.aux].b = now.bytes, now.aux
+    gate.store.hashes[place.aux].a, gate.store.hashes[place.aux].b = now.a, now.b
     mark(gate, address, PLACE_COPIED)
 
 
-cdef public void* vgpu_stored(Gate* gate, uint64_t address) noexcept nogil:
-    """Where the piece at ``address`` is in the store; NULL: it has no block there."""
+cdef public bint vgpu_stored(Gate* gate, uint64_t address, StoredPiece* found) noexcept nogil:
+    """Where the piece at ``address`` is in the store. 0: it is not there."""
     cdef Block place
-    if not place_at(gate, address, &place) or place.kind == PLACE_ZEROS:
-        return NULL
-    return gate.store.memory + place.aux * BLOCK_BYTES
+    if not place_at(gate, address, &place):
+        return 0
+    found.memory, found.parts = NULL, 0
+    if place.kind != PLACE_ZEROS:
+        found.memory = gate.store.memory + place.aux * BLOCK_BYTES
+        found.parts = gate.store.hashes[place.aux].parts
+    return 1
 
 
-cdef public bint vgpu_left_zeros(Gate* gate, uint64_t address) noexcept nogil:
-    """Whether the piece left with zeros alone."""
-    cdef Block place
-    return place_at(gate, address, &place) and place.kind == PLACE_ZEROS
-
-
-cdef public uint64_t vgpu_stored_run(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
-    """How many bytes from ``address`` on, and before ``end``, follow each other in one part of the store, or left as
-    zeros. The driver refuses a copy of two parts, because each is pinned by itself."""
-    cdef uint64_t first = <uint64_t>vgpu_stored(gate, address), size = BLOCK_BYTES
+cdef public uint64_t vgpu_room_for_run(const Gate* gate, const uint8_t* memory) noexcept nogil:
+    """How many bytes of the store one copy may take from there on. The driver refuses a copy of two parts, because each
+    is pinned by itself."""
     cdef uint64_t part_bytes = PIN_BLOCKS * <uint64_t>BLOCK_BYTES
-    cdef uint64_t left = part_bytes - (first - <uint64_t>gate.store.memory) % part_bytes
-    if first == 0:
-        while address + size < end and vgpu_left_zeros(gate, address + size):
-            size += BLOCK_BYTES
-        return size
-    while size < left and address + size < end and <uint64_t>vgpu_stored(gate, address + size) == first + size:
-        size += BLOCK_BYTES
-    return size
+    return part_bytes - (memory - gate.store.memory) % part_bytes

@@ -11,7 +11,7 @@ other, with little room on either side. Where neither the store nor the card has
 on a millisecond later. Coming back, a chunk keeps its place in the store until the card has it whole.
 """
 
-from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdint cimport UINT64_MAX, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
@@ -22,13 +22,14 @@ from cython_ext.hook.generated.driver cimport (
 )
 from cython_ext.hook.hook cimport (
     vgpu_contexts_of_returned, vgpu_drop_all_returned, vgpu_furnish, vgpu_hash_chunks, vgpu_is_clean, vgpu_keep,
-    vgpu_left_zeros, vgpu_log, vgpu_note_copy, vgpu_overwrite, vgpu_place_of, vgpu_renew_store, vgpu_ring, vgpu_store,
-    vgpu_stored, vgpu_stored_run, vgpu_strip, vgpu_trim_drained_pools,
+    vgpu_log, vgpu_note_copy, vgpu_overwrite, vgpu_place_of, vgpu_renew_store, vgpu_ring, vgpu_room_for_run, vgpu_store,
+    vgpu_stored, vgpu_strip, vgpu_trim_drained_pools,
 )
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.state cimport (
     BLOCK_GATE, BLOCK_SWAPPABLE, CHUNK_AWAY, CHUNK_FIXED, CU_EVENT_DISABLE_TIMING, CU_STREAM_NON_BLOCKING,
-    CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, is_removed, state,
+    CUDA_ERROR_NOT_FOUND, CUDA_ERROR_NOT_READY, CUDA_ERROR_OUT_OF_MEMORY, CUDA_SUCCESS, Gate, StoredPiece,
+    is_removed, state,
 )
 from cython_ext.pages.layout cimport (
     GRANTS_AWAY, GRANTS_LOSS_RUN, GRANTS_PASSED, GRANTS_PRESENT, GRANTS_SWAPPABLE, KIND_DEVICE, MAX_PROCESSES,
@@ -37,6 +38,7 @@ from cython_ext.pages.layout cimport (
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
 from cython_ext.logic.memory.physical cimport Mapping, Physical, PhysicalBook
+from cython_ext.logic.memory.piece_hash cimport PART_BYTES, first_run, without_run
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.native cimport (
     exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64, storei64,
@@ -253,47 +255,110 @@ cdef Block* next_chunk(Gate* gate, Mover* mover, bint away) noexcept nogil:
     return NULL
 
 
-cdef int copy_out(Gate* gate, uint64_t piece, uint64_t place, void* stream, bint* copied) noexcept nogil:
-    """Begin the copy of a piece, unless it needs none."""
-    cdef void* stored
-    if vgpu_is_clean(gate, piece):
-        gate.clean_blocks += 1
-        return CUDA_SUCCESS
-    stored = vgpu_stored(gate, piece)
-    if stored == NULL:
-        return CUDA_ERROR_NOT_FOUND
-    copied[0] = 1
-    vgpu_overwrite(gate, piece)
-    return real_cuMemcpyDtoHAsync_v2(stored, place, PIECE_BYTES, stream)
-
-
-cdef int copy_in(
-    Gate* gate, uint64_t piece, uint64_t place, uint64_t size, void* stream, bint* copied
-) noexcept nogil:
-    """Begin the copy of pieces that follow each other, or fill them if they left as zeros."""
-    cdef void* stored = vgpu_stored(gate, piece)
-    if vgpu_left_zeros(gate, piece):
-        return real_cuMemsetD8Async(place, 0, size, stream)
-    if stored == NULL:
-        return CUDA_ERROR_NOT_FOUND
-    copied[0] = 1
+cdef int copy(Gate* gate, uint64_t place, uint8_t* stored, uint64_t size, bint out, void* stream) noexcept nogil:
+    gate.swap_copies += 1
+    gate.swap_copied_bytes += size
+    if out:
+        return real_cuMemcpyDtoHAsync_v2(stored, place, size, stream)
     return real_cuMemcpyHtoDAsync_v2(place, stored, size, stream)
 
 
-cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream, bint* copied) noexcept nogil:
-    """Begin its copies, as its places in the store need not follow each other. ``copied``: whether it has any."""
-    cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0, piece, size = PIECE_BYTES
+cdef int copy_parts(
+    Gate* gate, uint64_t place, uint8_t* stored, uint64_t parts, bint out, void* stream
+) noexcept nogil:
+    """Begin the copies of these parts of a piece. Parts that follow each other are one copy."""
     cdef int result = CUDA_SUCCESS
-    copied[0] = 0
-    while place and result == CUDA_SUCCESS and at < chunk.bytes:
+    cdef uint64_t first, count = first_run(parts, &first), at
+    while count and result == CUDA_SUCCESS:
+        at = first * PART_BYTES
+        result = copy(gate, place + at, stored + at, count * PART_BYTES, out, stream)
+        parts = without_run(parts, first, count)
+        count = first_run(parts, &first)
+    return result
+
+
+cdef int copy_out(Gate* gate, const Block* chunk, uint64_t place, void* stream, bint* copied) noexcept nogil:
+    """Begin the copies of the chunk's pieces that are not clean."""
+    cdef StoredPiece stored
+    cdef uint64_t at = 0, piece
+    cdef int result = CUDA_SUCCESS
+    while result == CUDA_SUCCESS and at < chunk.bytes:
         piece = chunk.address + at
-        if out:
-            result = copy_out(gate, piece, place + at, stream, copied)
+        if vgpu_is_clean(gate, piece):
+            gate.clean_blocks += 1
+        elif vgpu_stored(gate, piece, &stored):
+            copied[0] = 1
+            result = copy_parts(gate, place + at, stored.memory, vgpu_overwrite(gate, piece), 1, stream)
         else:
-            size = vgpu_stored_run(gate, piece, chunk.address + chunk.bytes)
-            result = copy_in(gate, piece, place + at, size, stream, copied)
+            result = CUDA_ERROR_NOT_FOUND
+        at += PIECE_BYTES
+    return result
+
+
+cdef uint64_t run_with_zeros(Gate* gate, uint64_t address, uint64_t end) noexcept nogil:
+    """How many bytes from ``address`` on, and before ``end``, are pieces of which parts left as zeros."""
+    cdef StoredPiece stored
+    cdef uint64_t size = 0
+    while address + size < end and vgpu_stored(gate, address + size, &stored) and stored.parts != UINT64_MAX:
+        size += PIECE_BYTES
+    return size
+
+
+cdef int fill_zeros(Gate* gate, const Block* chunk, uint64_t place, void* stream) noexcept nogil:
+    """Begin to fill the chunk's pieces of which parts left as zeros."""
+    cdef uint64_t at = 0, size
+    cdef int result = CUDA_SUCCESS
+    while result == CUDA_SUCCESS and at < chunk.bytes:
+        size = run_with_zeros(gate, chunk.address + at, chunk.address + chunk.bytes)
+        if size:
+            result = real_cuMemsetD8Async(place + at, 0, size, stream)
+        at += max(size, <uint64_t>PIECE_BYTES)
+    return result
+
+
+cdef uint64_t whole_run(Gate* gate, uint64_t address, uint64_t end, const StoredPiece* first) noexcept nogil:
+    """How many bytes from ``address`` on, and before ``end``, are one copy: pieces that left whole and are neighbours
+    in the store."""
+    cdef StoredPiece stored
+    cdef uint64_t size = PIECE_BYTES, most = min(end - address, vgpu_room_for_run(gate, first.memory))
+    while size < most and vgpu_stored(gate, address + size, &stored):
+        if stored.parts != UINT64_MAX or stored.memory != first.memory + size:
+            break
+        size += PIECE_BYTES
+    return size
+
+
+cdef int copy_in(Gate* gate, const Block* chunk, uint64_t place, void* stream, bint* copied) noexcept nogil:
+    """Fill the chunk's zeros, then begin its copies."""
+    cdef StoredPiece stored
+    cdef uint64_t at = 0, size, end = chunk.address + chunk.bytes
+    cdef int result = fill_zeros(gate, chunk, place, stream)
+    while result == CUDA_SUCCESS and at < chunk.bytes:
+        if not vgpu_stored(gate, chunk.address + at, &stored):
+            return CUDA_ERROR_NOT_FOUND
+        copied[0] |= stored.parts != 0
+        if stored.parts == UINT64_MAX:
+            size = whole_run(gate, chunk.address + at, end, &stored)
+            result = copy(gate, place + at, stored.memory, size, 0, stream)
+        else:
+            size = PIECE_BYTES
+            result = copy_parts(gate, place + at, stored.memory, stored.parts, 0, stream)
         at += size
-    return place != 0 and succeeds(gate, result)
+    return result
+
+
+cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream, bint* copied) noexcept nogil:
+    """Begin its copies. ``copied``: whether it has any."""
+    cdef uint64_t place = vgpu_place_of(gate, chunk)
+    cdef int result
+    copied[0] = 0
+    if place == 0:
+        return 0
+    if out:
+        result = copy_out(gate, chunk, place, stream, copied)
+    else:
+        result = copy_in(gate, chunk, place, stream, copied)
+    return succeeds(gate, result)
 
 
 cdef bint has_copied(Gate* gate, const Batch* batch) noexcept nogil:
@@ -497,12 +562,14 @@ cdef void report_place(Gate* gate, uint32_t where) noexcept nogil:
     vgpu_log(b"moved, away bytes", where, gate.away_bytes)
     vgpu_log(b"... in ns; of the store to pin", gate.slot.moved_ns, gate.pinning_ns)
     vgpu_log(b"... in mappings; in waits for copies", gate.mapping_ns, gate.copying_ns)
+    vgpu_log(b"... copied bytes; by copies", gate.swap_copied_bytes, gate.swap_copies)
 
 
 cdef void begin(Gate* gate) noexcept nogil:
     if gate.move_began_ns == 0:
         gate.move_began_ns = gate.move_went_ns = now_ns()
         gate.pinning_ns = gate.mapping_ns = gate.copying_ns = 0
+        gate.swap_copied_bytes = gate.swap_copies = 0
 
 
 cdef int drain(Gate* gate) noexcept nogil:

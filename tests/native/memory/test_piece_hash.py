@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import random
 import struct
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cython_ext.testing.bindings_memory import hash_of_piece, hash_of_zeros
+from cython_ext.testing.bindings_memory import hash_of_piece, parts_to_copy, runs_of_parts
 
-WORDS = 4096
+WORDS, PARTS = 4096, 64
 MASK = 2**64 - 1
 words_of_a_piece = st.integers(0, WORDS - 1)
 
@@ -22,11 +23,15 @@ def piece(seed: int) -> list[int]:
     return [noise.getrandbits(64) if seed % 3 == 0 else 0 if seed % 3 == 1 else i << 60 & MASK for i in range(WORDS)]
 
 
-def hash_of(words: list[int]) -> tuple[int, int]:
+def hash_of(words: list[int]) -> tuple[int, int, int]:
     return hash_of_piece(memoryview(bytearray(struct.pack(f"<{len(words)}Q", *words))).cast("B").cast("Q"))
 
 
 def hashed(words: list[int]) -> tuple[int, int]:
+    return whole_hash(words)[:2]
+
+
+def whole_hash(words: list[int]) -> tuple[int, int, int]:
     assert len(words) == WORDS
     return hash_of(words)
 
@@ -54,16 +59,12 @@ def reference(words: list[int]) -> tuple[int, int]:
         for _ in range(3):
             a, b = step(a, b, lane, lane)
         total_a, total_b = total_a + a & MASK, total_b + b & MASK
-    return total_a & ~1 | any(words), total_b
+    return total_a, total_b
 
 
 @given(st.integers(0, 2**32))
 def test_it_is_what_its_description_says(seed: int) -> None:
     assert hashed(piece(seed)) == reference(piece(seed))
-
-
-def test_the_hash_of_zeros_is_that_of_a_piece_of_them() -> None:
-    assert hash_of_zeros(WORDS) == hashed([0] * WORDS)
 
 
 @given(st.integers(0, 2**32), st.lists(st.tuples(words_of_a_piece, st.integers(1, MASK)), min_size=1, max_size=4))
@@ -119,16 +120,50 @@ def test_a_dense_change_and_four_signs_do_not_cancel() -> None:
     after, at = list(before), 137 * 512 + 2 * 212
     for place, change in ((at, 1 << 63), (at + 1, 0x0B495A2880000000), (at + 512, TOPS), (at + 513, TOPS)):
         after[place] ^= change
-    assert hash_of(after) != hash_of(before)
+    assert hash_of(after)[:2] != hash_of(before)[:2]
 
 
-@given(st.integers(0, 2**32), words_of_a_piece)
-def test_only_zeros_have_the_lowest_bit_of_zeros(seed: int, at: int) -> None:
-    words = piece(seed)
-    assert hashed(words)[0] & 1 == any(words)
-    only = [0] * WORDS
-    only[at] = 1 << seed % 64
-    assert hashed(only)[0] & 1 == 1
+@given(st.dictionaries(words_of_a_piece, st.integers(0, 63)))
+def test_only_parts_of_zeros_have_no_bit(bits: dict[int, int]) -> None:
+    words = [0] * WORDS
+    for at, bit in bits.items():
+        words[at] = 1 << bit
+    part_words = WORDS // PARTS
+    assert whole_hash(words)[2] == sum(1 << part for part in {at // part_words for at in bits})
+
+
+def members(parts: int) -> set[int]:
+    return {part for part in range(PARTS) if parts >> part & 1}
+
+
+def test_which_parts_are_copied() -> None:
+    assert parts_to_copy(0) == 0
+    assert parts_to_copy(MASK) == MASK
+    assert members(parts_to_copy(0b10001)) == set(range(5)), "three parts are no gap"
+    assert members(parts_to_copy(0b100001)) == {0, 5}, "four are"
+    assert members(parts_to_copy(1 << 60)) == {60, 61, 62, 63}
+
+
+@given(st.sets(st.integers(0, PARTS - 1)))
+def test_what_is_copied_has_all_parts_and_only_gaps_that_are_worth_it(parts: set[int]) -> None:
+    copied = members(parts_to_copy(sum(1 << part for part in parts)))
+    assert parts <= copied
+    runs = runs_of_parts(sum(1 << part for part in copied))
+    assert {part for first, count in runs for part in range(first, first + count)} == copied
+    for (first, count), (behind, _) in pairwise(runs):
+        assert behind - (first + count) >= 4
+    for part in copied - parts:
+        around = [part - near for near in range(1, 4)]
+        assert parts & set(around), "it is at most three parts behind one that is not zeros"
+        assert part > PARTS - 4 or parts & {part + near for near in range(1, 4)}
+
+
+@given(st.integers(0, MASK))
+def test_runs_of_parts_are_as_long_as_they_can_be(parts: int) -> None:
+    runs = runs_of_parts(parts)
+    assert sum(((1 << count) - 1) << first for first, count in runs) == parts
+    for (first, count), (behind, _) in pairwise(runs):
+        assert first + count < behind
 
 
 @given(st.integers(0, 2**32), words_of_a_piece, words_of_a_piece)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 import cython_ext
-from cython_ext.testing.bindings_memory import hash_of_piece, hash_of_zeros
+from cython_ext.testing.bindings_memory import hash_of_piece
 
 KERNEL = Path(cython_ext.__file__).parent / "hook" / "swap" / "piece_hash.ptx"
 LANES, WARP = 256, 32
 WORDS = (2 << 20) // 8
+PART_WORDS = WORDS // 64
 MASK = {32: 2**32 - 1, 64: 2**64 - 1}
 NUMBER = 3
 """Of the block: it hashes the piece at that place of its table."""
@@ -41,14 +42,15 @@ class Block:
         self.registers |= {"addresses": [0] * LANES, "results": [-8] * LANES, "sums": [0] * LANES}
         self.at = 0
 
-    def run(self) -> tuple[int, int]:
+    def run(self) -> tuple[int, ...]:
         while self.active:
             line = self.code[self.at]
             self.at += 1
             if not line.endswith(":"):
                 self.step(line)
-        assert sorted(self.stored) == [RESULTS + 16 * NUMBER, RESULTS + 16 * NUMBER + 8]
-        return self.stored[RESULTS + 16 * NUMBER], self.stored[RESULTS + 16 * NUMBER + 8]
+        result = RESULTS + 24 * NUMBER
+        assert sorted(self.stored) == [result, result + 8, result + 16]
+        return tuple(self.stored[place] for place in sorted(self.stored))
 
     def step(self, line: str) -> None:
         guard, line = re.fullmatch(r"(?:@(!?%p\d+) )?(.*)", line, re.DOTALL).groups()  # type: ignore[union-attr]
@@ -67,6 +69,10 @@ class Block:
             elif lanes:  # they go to the end of the kernel
                 assert operands[0] == "done"
                 self.active = [lane for lane in self.active if lane not in set(lanes)]
+        elif kind[0] == "bar":
+            assert kind[1:] == ["sync"]
+            assert len(self.active) == LANES
+            self.shared |= self.unpublished
         elif kind[0] in {"ld", "st"}:
             self.access(kind, operands, lanes)
         else:
@@ -124,11 +130,6 @@ class Block:
             case "shfl":
                 assert kind[1:3] == ["sync", "down"]
                 found = [first[lane + by if lane % WARP + by < WARP else lane] for lane, by in enumerate(second)]
-            case "bar":
-                assert kind[1:] == ["red", "or", "pred"]
-                assert len(self.active) == LANES
-                self.shared |= self.unpublished
-                found = [int(any(second))] * LANES
             case other:
                 raise NotImplementedError(other)
         self.assign(target, found)
@@ -163,11 +164,11 @@ class Block:
             self.stored[at] = value
 
 
-def computed(words: list[int]) -> tuple[int, int]:
+def computed(words: list[int]) -> tuple[int, ...]:
     return Block(KERNEL.read_text(), words).run()
 
 
-def expected(words: list[int]) -> tuple[int, int]:
+def expected(words: list[int]) -> tuple[int, int, int]:
     return hash_of_piece(memoryview(bytearray(struct.pack(f"<{WORDS}Q", *words))).cast("B").cast("Q"))
 
 
@@ -176,9 +177,23 @@ def noise(seed: int) -> list[int]:
     return [source.getrandbits(64) for _ in range(WORDS)]
 
 
-@pytest.mark.parametrize("last", [0, 1 << 63, 1])
-def test_it_computes_the_hash(last: int) -> None:
-    """Also of a piece in which only the last word is not 0."""
-    words = noise(last) if last == 1 else [0] * (WORDS - 1) + [last]
+def row(part: int) -> list[int]:
+    """A piece with one word that is not 0, in that part: the first, the last, or one of another thread and vector."""
+    words = [0] * WORDS
+    words[part * PART_WORDS + {0: 0, 63: PART_WORDS - 1}.get(part, 7 * part * 61 % PART_WORDS)] = 1 << part
+    return words
+
+
+@pytest.mark.parametrize("part", [None, 0, 29, 63])
+def test_it_computes_the_hash_and_the_parts_that_are_not_zeros(part: int | None) -> None:
+    words = [0] * WORDS if part is None else row(part)
     assert computed(words) == expected(words)
-    assert (expected(words) == hash_of_zeros(WORDS)) == (not last)
+    assert expected(words)[2] == (0 if part is None else 1 << part)
+
+
+def test_it_computes_the_hash_of_noise_with_parts_of_zeros() -> None:
+    words, zeros = noise(1), [1, 2, 31, 32, 33, 62]
+    for part in zeros:
+        words[part * PART_WORDS : (part + 1) * PART_WORDS] = [0] * PART_WORDS
+    assert computed(words) == expected(words)
+    assert expected(words)[2] == MASK[64] & ~sum(1 << part for part in zeros)
