@@ -151,13 +151,22 @@ cdef class StorePage(Page):
 
     @property
     def used(self):
-        """How many blocks have what is nowhere else: an owner, and not a copy that the owner keeps."""
+        """How many blocks have what is nowhere else: the owner neither keeps nor reserves them."""
         cdef uint64_t* owners = logic.store_owners(self.get())
-        cdef uint64_t i, owner, count = 0
+        cdef uint64_t i, count = 0
         with nogil:
             for i in range(self.blocks):
-                owner = native.load64(&owners[i])
-                count += owner != 0 and not logic.is_kept(owner)
+                count += logic.is_used(native.load64(&owners[i]))
+        return count
+
+    @property
+    def reserved(self):
+        """How many blocks processes have pinned, and not used yet."""
+        cdef uint64_t* owners = logic.store_owners(self.get())
+        cdef uint64_t i, count = 0
+        with nogil:
+            for i in range(self.blocks):
+                count += logic.is_reserved(native.load64(&owners[i]))
         return count
 
     def kept(self):

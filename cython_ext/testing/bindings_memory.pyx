@@ -494,6 +494,16 @@ cdef class Blocks:
     def take(self, uint32_t pid, uint64_t start_time, uint64_t begin, uint64_t end):
         return store.store_take(self.page(), store.store_name(pid, start_time), begin, min(end, self.count))
 
+    def reserve(self, uint32_t pid, uint64_t start_time, uint64_t block):
+        return bool(store.store_reserve(self.page(), block, store.store_name(pid, start_time)))
+
+    def take_reserved(self, uint32_t pid, uint64_t start_time, bint own, uint64_t begin, uint64_t end):
+        cdef uint64_t name = store.store_name(pid, start_time)
+        return store.store_take_reserved(self.page(), name, own, begin, min(end, self.count))
+
+    def is_used(self, uint64_t block):
+        return bool(store.is_used(store.store_owners(self.page())[block]))
+
     def give(self, uint64_t block):
         store.store_give(self.page(), block)
 

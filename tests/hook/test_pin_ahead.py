@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cython_ext.pages.storepage import STORE_SEGMENT_BLOCKS, StorePage
+from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, STORE_TIME_MASK, StorePage
 from cython_ext.readings import Where
-from tests.hook.stage import Stage, StagedVgpu, eventually
+from tests.hook.stage import GIB, Stage, StagedVgpu, eventually
 from tests.hook.test_swap import AWAY, MIB, Program, swappable
 
 OWNED = 100 * MIB
-NEEDED = OWNED + 192 * MIB
-"""With what moves pass each other in."""
 
 
 @pytest.fixture
@@ -19,15 +17,15 @@ def vgpu(stage: Stage) -> StagedVgpu:
     return swappable(stage, blocks=4 * STORE_SEGMENT_BLOCKS)
 
 
-def owner(stage: Stage, vgpu: StagedVgpu) -> Program:
+def owner(stage: Stage, vgpu: StagedVgpu, owned: int = OWNED) -> Program:
     return Program(
         stage,
         vgpu,
-        """
-block = filled(100 << 20, 7)
+        f"""
+block = filled({owned}, 7)
 say()
 while True:
-    say(bytes_of(block, 100 << 20))
+    say(bytes_of(block, {owned}))
 """,
     )
 
@@ -35,9 +33,12 @@ while True:
 def test_the_first_move_pins_nothing(stage: Stage, vgpu: StagedVgpu) -> None:
     program = owner(stage, vgpu)
     program.hear()
-    eventually(lambda: vgpu.slot().pinned_bytes >= NEEDED, "host memory is pinned")
-    assert vgpu.slot().pinned_bytes < NEEDED + 32 * MIB
+    eventually(lambda: vgpu.slot().pinned_bytes >= OWNED, "host memory is pinned")
+    assert vgpu.store is not None
+    assert vgpu.slot().pinned_bytes == vgpu.store.reserved * STORE_BLOCK_BYTES == OWNED
+    assert vgpu.store.used == 0
     program.leave()
+    assert (vgpu.store.used * STORE_BLOCK_BYTES, vgpu.store.reserved) == (OWNED, 0)
     assert (vgpu.slot().away_bytes, vgpu.slot().pinned_ns) == (OWNED, 0)
     program.go_on()
     program.come_back()
@@ -47,26 +48,61 @@ def test_the_first_move_pins_nothing(stage: Stage, vgpu: StagedVgpu) -> None:
 def test_what_is_pinned_grows_with_the_store(stage: Stage) -> None:
     vgpu = swappable(stage, blocks=1)
     vgpu.store = StorePage.create(4 * STORE_SEGMENT_BLOCKS)
-    program = owner(stage, vgpu)
+    program = owner(stage, vgpu, 300 * MIB)
     program.hear()
     assert vgpu.slot().pinned_bytes == 0
     vgpu.store.grow(1)
     eventually(lambda: vgpu.slot().pinned_bytes == 128 * MIB, "all of the store is pinned")
     vgpu.store.grow(3 * STORE_SEGMENT_BLOCKS)
-    eventually(lambda: vgpu.slot().pinned_bytes >= NEEDED, "more of it is pinned")
+    eventually(lambda: vgpu.slot().pinned_bytes == 300 * MIB, "more of it is pinned")
 
 
-def test_blocks_of_others_do_not_count(stage: Stage, vgpu: StagedVgpu) -> None:
-    """A second process owns as much: each pins what the other does not use."""
-    first, second = owner(stage, vgpu), owner(stage, vgpu)
-    first.hear()
-    second.hear()
-    eventually(lambda: all(slot.pinned_bytes >= NEEDED for slot in vgpu.slots()), "both have pinned enough")
+def test_each_process_pins_blocks_of_its_own(stage: Stage) -> None:
+    """The store has room for what they own, and little more."""
+    vgpu = swappable(stage, blocks=5 * STORE_SEGMENT_BLOCKS)
+    programs = [owner(stage, vgpu, 150 * MIB) for _ in range(4)]
+    for program in programs:
+        program.hear()
+    eventually(lambda: all(slot.pinned_bytes >= 150 * MIB for slot in vgpu.slots()), "all have pinned enough")
     vgpu.withdraw()
     vgpu.grants.flags = vgpu.grants.flags | AWAY
-    eventually(lambda: all(slot.where == Where.AWAY for slot in vgpu.slots()), "both have left")
-    assert sum(slot.away_bytes for slot in vgpu.slots()) == 2 * OWNED
-    assert [slot.pinned_ns for slot in vgpu.slots()] == [0, 0]
+    eventually(lambda: all(slot.where == Where.AWAY for slot in vgpu.slots()), "all have left")
+    assert sum(slot.away_bytes for slot in vgpu.slots()) == 600 * MIB
+    assert [slot.pinned_ns for slot in vgpu.slots()] == [0] * 4
+
+
+def test_a_process_takes_what_others_reserve_where_nothing_is_free(stage: Stage) -> None:
+    """The store has room for one of two. Each reserves a part of it, and pins the rest in case."""
+    vgpu = swappable(stage, blocks=2 * STORE_SEGMENT_BLOCKS)
+    other = stage.vgpu(memory_bytes=GIB)
+    other.grants.flags, other.store = vgpu.grants.flags, vgpu.store
+    vgpus, size = [vgpu, other], 200 * MIB
+    programs = [owner(stage, each, size) for each in vgpus]
+    for program in programs:
+        program.hear()
+    assert vgpu.store is not None
+    store = vgpu.store
+    eventually(lambda: store.reserved == store.ready, "all of the store is reserved")
+    for turn in range(4):
+        program = programs[turn % 2]
+        program.leave()
+        assert store.used * STORE_BLOCK_BYTES == size
+        program.go_on()
+        program.come_back()
+        assert program.hear() == [[7]]
+
+
+def test_what_is_reserved_is_given_back_when_the_process_ends(stage: Stage, vgpu: StagedVgpu) -> None:
+    program = owner(stage, vgpu)
+    program.hear()
+    eventually(lambda: vgpu.slot().pinned_bytes == OWNED, "host memory is pinned")
+    slot = vgpu.slot()
+    program.process.kill()
+    program.process.wait()
+    assert vgpu.store is not None
+    assert vgpu.store.owners(0, 9)[0] == {(slot.pid, slot.start_time & STORE_TIME_MASK)}
+    assert vgpu.store.give_back([(slot.pid, slot.start_time)]) == OWNED // STORE_BLOCK_BYTES
+    assert vgpu.store.reserved == 0
 
 
 def test_a_context_may_go_meanwhile(stage: Stage, vgpu: StagedVgpu) -> None:

@@ -1,8 +1,9 @@
 """A thread of the process pins host memory before the process's memory has to leave the card for the first time.
 
 The GPU Server gets the store its memory (``gpuserver/runtime/memory/swapping.py::grow_ahead``). This thread pins as
-much of it as the process owns, one part after the other. A part takes 10 ms in the driver, in which other calls of the
-process may have to wait. So the thread rests between two parts, and much longer while the GPU has work of the process.
+much of it as the process owns, one part after the other, and reserves the blocks. A part takes 10 ms in the driver, in
+which other calls of the process may have to wait. So the thread rests between two parts, and much longer while the GPU
+has work of the process.
 
 It is not the hook thread, which a lease's end does not wait for.
 """
@@ -29,7 +30,6 @@ cdef extern from "limits.h":
     const int INT_MAX
 
 cdef enum:
-    SPARE_BYTES = 192 << 20      # of a store that moves pass each other in, and the rest of a segment
     LOOK_NS = 500_000_000        # between two checks whether more is owned, or the store has grown
     REST_NS = 2_000_000          # between two parts ...
     BUSY_FACTOR = 10             # ... and as a multiple of what the last one took, while the process uses the GPU
@@ -39,12 +39,15 @@ cdef inline bint is_busy(const Gate* gate) noexcept nogil:
     return load32(&gate.slot.undrained) != 0
 
 
+cdef inline uint64_t owned_blocks(const Gate* gate) noexcept nogil:
+    return (load64(&gate.slot.committed_bytes[KIND_DEVICE]) + BLOCK_BYTES - 1) / BLOCK_BYTES
+
+
 cdef bint lacks(Gate* gate) noexcept nogil:
     """Whether the process owns more than it has pinned. It reports what it has."""
-    cdef uint64_t owned = load64(&gate.slot.committed_bytes[KIND_DEVICE])
-    cdef uint64_t pinned = vgpu_pinned_blocks(gate) * BLOCK_BYTES
-    store64(&gate.slot.pinned_bytes, pinned)
-    return owned != 0 and pinned < owned + SPARE_BYTES
+    cdef uint64_t pinned = vgpu_pinned_blocks(gate)
+    store64(&gate.slot.pinned_bytes, pinned * BLOCK_BYTES)
+    return pinned < owned_blocks(gate)
 
 
 cdef bint pin_one(Gate* gate) noexcept nogil:
@@ -60,7 +63,7 @@ cdef bint pin_one(Gate* gate) noexcept nogil:
     mode = relax()
     if real_cuCtxPushCurrent_v2(context) == CUDA_SUCCESS:
         vgpu_load_hasher(gate, context)
-        more = vgpu_pin_next(gate)
+        more = vgpu_pin_next(gate, owned_blocks(gate))
         real_cuCtxPopCurrent_v2(&context)
     restore(mode)
     return more

@@ -1,8 +1,8 @@
 """The hook's end of the store: blocks of host memory that it takes and gives back (logic/memory/store.pxd), and pins.
 
 The GPU reaches host memory at full speed only once it is pinned, which takes longer than a copy (0.3 s a GiB, H200).
-So that is done part by part, ahead of the first move (pin_ahead.pyx), or when a block is first used, and stays. Blocks
-of parts that are pinned already are taken first.
+So that is done part by part, ahead of the first move (pin_ahead.pyx), or when a block is first used, and stays. What is
+pinned ahead is reserved: other processes take other blocks as long as there are some.
 
 A piece that comes back to the card keeps its copy, with the hash of it, until another process needs the block. Leaving
 again, it is copied only if its hash is another one (piece_hash.pyx). Parts of zeros, such as those of a cache that is
@@ -23,8 +23,8 @@ from cython_ext.logic.memory.alloctable cimport Block, alloc_find, alloc_insert,
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.logic.memory.piece_hash cimport PieceHash, parts_to_copy
 from cython_ext.logic.memory.store cimport (
-    BLOCK_BYTES, is_kept, name_in, store_drop, store_give, store_keep, store_name, store_owners, store_reclaim,
-    store_size, store_take, store_take_kept,
+    BLOCK_BYTES, is_used, name_in, store_drop, store_give, store_give_all, store_keep, store_name, store_owners,
+    store_reclaim, store_reserve, store_size, store_take, store_take_kept, store_take_reserved,
 )
 from cython_ext.logic.meter.durations cimport mix64
 from cython_ext.native cimport load32, load64, now_ns
@@ -44,10 +44,18 @@ cdef enum:
     PIN_DONE = 1
     PIN_NOT = 2              # driver, or limits, do not allow it: copies are slower
 
-    # Gate.store_stage: free blocks of pinned parts, free blocks of others, then
-    STAGE_NAMED = 2          # ... what the three processes keep that the server has named
-    STAGE_OTHERS = 5         # ... what any other process keeps
-    STAGE_OWN = 6            # ... what this process keeps, for other pieces
+    BLOCKS_FREE = 0
+    BLOCKS_OWN = 1           # that this process uses, keeps or reserves
+    BLOCKS_OTHERS = 2        # that others keep or reserve, and it may take
+
+    # Gate.store_stage
+    STAGE_RESERVED = 0       # blocks that this process reserves
+    STAGE_PINNED = 1         # free blocks of parts that are pinned here
+    STAGE_FREE = 2           # ... of other parts
+    STAGE_RESERVED_BY_OTHERS = 3
+    STAGE_NAMED = 4          # what the three processes keep that the server has named
+    STAGE_OTHERS = 7         # what any other process keeps
+    STAGE_OWN = 8            # what this process keeps, for other pieces
 
 
 cdef bint map_store(Store* store, int fd, uint64_t file) noexcept nogil:
@@ -126,11 +134,13 @@ cdef bint has_blocks(Gate* gate) noexcept nogil:
 cdef public void vgpu_renew_store(Gate* gate) noexcept nogil:
     """If there is a later store, and no memory is swapped out into this one, the gate changes to that. Zeros are in
     none. The caller has a context current."""
-    cdef uint64_t i
+    cdef uint64_t i, mine
     if gate.heir.page == NULL or (gate.away_bytes and has_blocks(gate)):
         return
     if gate.away_bytes == 0:
         drop_kept(gate)
+    mine = name(gate)
+    store_give_all(gate.store.page, gate.store.blocks, &mine, 1)     # what is reserved
     for i in range(gate.store.blocks / PIN_BLOCKS):      # the driver refuses those that are not pinned
         real_cuMemHostUnregister(gate.store.memory + i * PIN_BLOCKS * BLOCK_BYTES)
     unmap_store(&gate.store)
@@ -152,17 +162,23 @@ cdef inline uint64_t parts_of(uint64_t ready) noexcept nogil:
     return ready / PIN_BLOCKS
 
 
-cdef int64_t take_from(Gate* gate, bint pinned) noexcept nogil:
-    """A block of a part that is pinned here, or of one that is not; -1: there is none."""
-    cdef uint64_t parts = parts_of(ready_blocks(gate)), k, part
-    cdef int64_t block
+cdef int64_t take_from(Gate* gate, uint32_t stage) noexcept nogil:
+    """A block of the kind of this stage, of the part in which the last one was found, or of one behind it; -1: there is
+    none."""
+    cdef uint64_t parts = parts_of(ready_blocks(gate)), k, part, begin, end
+    cdef bint pinned
+    cdef int64_t block = -1
     for k in range(parts):
         part = (gate.store_next + k) % parts
-        if (gate.store.pins[part] != PIN_NONE) == pinned:
-            block = store_take(gate.store.page, name(gate), part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS)
-            if block >= 0:
-                gate.store_next = part
-                return block
+        begin, end = part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS
+        pinned = gate.store.pins[part] != PIN_NONE
+        if stage == STAGE_RESERVED or stage == STAGE_RESERVED_BY_OTHERS:
+            block = store_take_reserved(gate.store.page, name(gate), stage == STAGE_RESERVED, begin, end)
+        elif pinned == (stage == STAGE_PINNED):
+            block = store_take(gate.store.page, name(gate), begin, end)
+        if block >= 0:
+            gate.store_next = part
+            return block
     return -1
 
 
@@ -191,48 +207,96 @@ cdef public void vgpu_forget_pins(Gate* gate) noexcept nogil:
         gate.store.pins[part] = PIN_NONE
 
 
-cdef uint64_t usable_in(const Gate* gate, uint64_t part, bint kept) noexcept nogil:
-    """How many blocks of the part are free, or this process's; ``kept``: or kept by others, which it may take."""
+cdef bint is_of_kind(const Gate* gate, uint64_t owner, uint32_t kind) noexcept nogil:
+    if kind == BLOCKS_FREE:
+        return owner == 0
+    if kind == BLOCKS_OWN:
+        return name_in(owner) == name(gate)
+    return owner != 0 and not is_used(owner) and name_in(owner) != name(gate)
+
+
+cdef struct Blocks:          # of parts that this process has pinned
+    uint64_t own             # BLOCKS_OWN
+    uint64_t others          # BLOCKS_OTHERS
+
+
+cdef void count_pinned(const Gate* gate, Blocks* found) noexcept nogil:
     cdef const uint64_t* owners = store_owners(gate.store.page)
-    cdef uint64_t mine = name(gate), owner, i, count = 0
-    for i in range(part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS):
-        owner = load64(&owners[i])
-        count += owner == 0 or name_in(owner) == mine or (kept and is_kept(owner))
-    return count
+    cdef uint64_t owner, part, i
+    found.own = found.others = 0
+    for part in range(parts_of(ready_blocks(gate))):
+        if gate.store.pins[part] != PIN_DONE:
+            continue
+        for i in range(part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS):
+            owner = load64(&owners[i])
+            found.own += is_of_kind(gate, owner, BLOCKS_OWN)
+            found.others += is_of_kind(gate, owner, BLOCKS_OTHERS)
 
 
 cdef public uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil:
-    """How many blocks this process has pinned, and could use now. The caller touches, as for the next."""
-    cdef uint64_t parts, part, count = 0
+    """How many blocks this process has pinned for itself. The caller touches, as for the next."""
+    cdef Blocks found
     if gate.store.page == NULL:
         return 0
-    parts = parts_of(ready_blocks(gate))
-    for part in range(parts):
-        if gate.store.pins[part] == PIN_DONE:
-            count += usable_in(gate, part, 0)
+    count_pinned(gate, &found)
+    return found.own
+
+
+cdef bint is_pinned_now(Gate* gate, uint64_t part) noexcept nogil:
+    """Pin the part, unless it is. 0: the driver does not pin it now, and it is tried again."""
+    if gate.store.pins[part] == PIN_NONE:
+        pin(gate, part)
+        if gate.store.pins[part] != PIN_DONE:
+            gate.store.pins[part] = PIN_NONE
+    return gate.store.pins[part] == PIN_DONE
+
+
+cdef uint64_t reserve_in(Gate* gate, uint64_t part, uint64_t most) noexcept nogil:
+    """How many free blocks of the part this process has now reserved."""
+    cdef uint64_t i, count = 0
+    for i in range(part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS):
+        if count < most:
+            count += store_reserve(gate.store.page, i, name(gate))
     return count
 
 
-cdef bint pin_one_of(Gate* gate, bint kept) noexcept nogil:
-    cdef uint64_t parts = parts_of(ready_blocks(gate)), begin = mix64(gate.slot.pid), part, k
+cdef int64_t next_part(const Gate* gate, uint32_t pins, uint32_t kind) noexcept nogil:
+    """A part whose pins are so (PIN_*), with such blocks; -1: there is none. Processes begin at different parts."""
+    cdef const uint64_t* owners = store_owners(gate.store.page)
+    cdef uint64_t parts = parts_of(ready_blocks(gate)), begin = mix64(gate.slot.pid), part, k, i
     for k in range(parts):
         part = (begin + k) % parts
-        if gate.store.pins[part] == PIN_NONE and usable_in(gate, part, kept):
-            pin(gate, part)
-            if gate.store.pins[part] == PIN_DONE:
-                return 1
-            gate.store.pins[part] = PIN_NONE
-            return 0
-    return 0
+        if gate.store.pins[part] != pins:
+            continue
+        for i in range(part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS):
+            if is_of_kind(gate, load64(&owners[i]), kind):
+                return part
+    return -1
 
 
-cdef public bint vgpu_pin_next(Gate* gate) noexcept nogil:
-    """Pin one more part that has blocks for this process, at last those that others keep. 0: there is none, or the
-    driver does not pin it now, and it is tried again. Processes begin at different parts. The caller has a context
-    current."""
+cdef public bint vgpu_pin_next(Gate* gate, uint64_t owned) noexcept nogil:
+    """Pin one more part, and reserve its free blocks, if this process has pinned less than so many blocks for itself.
+    Where none is free, parts are pinned whose blocks others keep or reserve, until as many could be taken. 0: there is
+    no more to do, or the driver does not pin it now. The caller has a context current."""
+    cdef Blocks found
+    cdef int64_t part
     if gate.store.page == NULL or gate.heir.page != NULL:
         return 0
-    return pin_one_of(gate, 0) or pin_one_of(gate, 1)
+    count_pinned(gate, &found)
+    if found.own >= owned:
+        return 0
+    part = next_part(gate, PIN_NONE, BLOCKS_OWN)     # its pins have gone with a context
+    if part >= 0:
+        return is_pinned_now(gate, part)
+    part = next_part(gate, PIN_DONE, BLOCKS_FREE)
+    if part < 0:
+        part = next_part(gate, PIN_NONE, BLOCKS_FREE)
+    if part >= 0:
+        return is_pinned_now(gate, part) and reserve_in(gate, part, owned - found.own) > 0
+    if found.own + found.others >= owned:
+        return 0
+    part = next_part(gate, PIN_NONE, BLOCKS_OTHERS)
+    return part >= 0 and is_pinned_now(gate, part)
 
 
 cdef inline void drop(Gate* gate, const Block* place) noexcept nogil:
@@ -304,7 +368,7 @@ cdef int64_t take_kept(Gate* gate, uint64_t keeper) noexcept nogil:
 cdef int64_t take_in_stage(Gate* gate, uint32_t stage) noexcept nogil:
     cdef uint64_t keeper
     if stage < STAGE_NAMED:
-        return take_from(gate, stage == 0)
+        return take_from(gate, stage)
     if stage == STAGE_OTHERS:
         return take_kept(gate, 0)
     if stage == STAGE_OWN:
@@ -314,8 +378,8 @@ cdef int64_t take_in_stage(Gate* gate, uint32_t stage) noexcept nogil:
 
 
 cdef int64_t take_block(Gate* gate) noexcept nogil:
-    """A free one, best of a part that is pinned here; else one that a process keeps: one that the server has named, any
-    other, or this one. -1: there is none. A source that was empty is searched again by the next go."""
+    """One that this process reserves, or a free one; else one that another reserves, or that a process keeps. -1: there
+    is none. A source that was empty is searched again by the next go."""
     cdef int64_t block = take_in_stage(gate, gate.store_stage)
     while block < 0 and gate.store_stage < STAGE_OWN:
         gate.store_stage += 1

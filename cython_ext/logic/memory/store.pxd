@@ -5,7 +5,8 @@ block by one compare-and-swap and gives it back by one store, without a lock tha
 leaves its name behind, at whatever moment it dies. Then the server gives back all blocks under that name.
 
 A process *keeps* a block whose memory is on the card again: the block has a copy, which may still be the same when the
-memory leaves. Any process may take a kept block, so its owner takes it back by a compare-and-swap, too.
+memory leaves. A process *reserves* a block that it has pinned, and has not used yet. Any process may take a kept or a
+reserved block where there is no free one. So its owner takes it back by a compare-and-swap, too.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -40,12 +41,26 @@ cdef inline uint64_t kept_by(uint64_t name) noexcept nogil:
     return name | (<uint64_t>1 << 63)
 
 
+cdef inline uint64_t reserved_by(uint64_t name) noexcept nogil:
+    """The owner's word of a block that this process reserves."""
+    return name | (<uint64_t>1 << 62)
+
+
 cdef inline bint is_kept(uint64_t owner) noexcept nogil:
     return owner >> 63
 
 
+cdef inline bint is_reserved(uint64_t owner) noexcept nogil:
+    return owner >> 62 == 1
+
+
 cdef inline uint64_t name_in(uint64_t owner) noexcept nogil:
-    return owner & ~(<uint64_t>1 << 63)
+    return owner & ((<uint64_t>1 << 62) - 1)
+
+
+cdef inline bint is_used(uint64_t owner) noexcept nogil:
+    """Whether the block may have what is nowhere else."""
+    return owner != 0 and owner == name_in(owner)
 
 
 cdef inline int64_t store_take(StorePage* store, uint64_t name, uint64_t begin, uint64_t end) noexcept nogil:
@@ -75,6 +90,25 @@ cdef inline bint store_reclaim(StorePage* store, uint64_t block, uint64_t name) 
 cdef inline void store_drop(StorePage* store, uint64_t block, uint64_t name) noexcept nogil:
     """A block that this process kept; another process may have taken it."""
     cas64(&store_owners(store)[block], kept_by(name), 0)
+
+
+cdef inline bint store_reserve(StorePage* store, uint64_t block, uint64_t name) noexcept nogil:
+    """0: the block is not free."""
+    return cas64(&store_owners(store)[block], 0, reserved_by(name))
+
+
+cdef inline int64_t store_take_reserved(
+    StorePage* store, uint64_t name, bint own, uint64_t begin, uint64_t end
+) noexcept nogil:
+    """Take a block from ``begin`` on and before ``end`` that this process reserves (``own``), or another one; -1: there
+    is none."""
+    cdef uint64_t* owners = store_owners(store)
+    cdef uint64_t i, owner
+    for i in range(begin, end):
+        owner = load64(&owners[i])
+        if is_reserved(owner) and (name_in(owner) == name) == own and cas64(&owners[i], owner, name):
+            return <int64_t>i
+    return -1
 
 
 cdef inline int64_t store_take_kept(

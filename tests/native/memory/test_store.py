@@ -18,7 +18,7 @@ from cython_ext.pages.relaypage import RelayPage
 from cython_ext.pages.storepage import STORE_BLOCK_BYTES, STORE_SEGMENT_BLOCKS, StorePage
 from cython_ext.testing.bindings_memory import STORE_HEADER_BYTES, Blocks
 
-NAMES = [(1, 1), (1, 2), (4_194_304, 1 << 39), (2, 0)]
+NAMES = [(1, 1), (1, 2), (4_194_303, 1 << 39), (2, 0)]
 
 
 def blocks_of(count: int) -> tuple[mmap, Blocks]:
@@ -27,7 +27,7 @@ def blocks_of(count: int) -> tuple[mmap, Blocks]:
 
 
 class Owners(RuleBasedStateMachine):
-    """Each block is at most one's; what is taken is the first that is free within what was asked for."""
+    """Each block is at most one's; what is taken is the first that is free, or reserved, within what was asked for."""
 
     COUNT = 12
 
@@ -35,6 +35,23 @@ class Owners(RuleBasedStateMachine):
         super().__init__()
         self.memory, self.blocks = blocks_of(self.COUNT)
         self.owners: dict[int, tuple[int, int]] = {}
+        self.reserved: set[int] = set()
+
+    @rule(name=st.sampled_from(NAMES), block=st.integers(0, COUNT - 1))
+    def reserve(self, name: tuple[int, int], block: int) -> None:
+        assert self.blocks.reserve(*name, block) == (block not in self.owners)
+        if block not in self.owners:
+            self.owners[block] = name
+            self.reserved.add(block)
+
+    @rule(name=st.sampled_from(NAMES), own=st.booleans(), begin=st.integers(0, COUNT), end=st.integers(0, COUNT))
+    def take_reserved(self, name: tuple[int, int], own: bool, begin: int, end: int) -> None:
+        found = [i for i in range(begin, end) if i in self.reserved and (self.owners[i] == name) == own]
+        block = self.blocks.take_reserved(*name, own, begin, end)
+        assert block == (found[0] if found else -1)
+        if found:
+            self.owners[block] = name
+            self.reserved.discard(block)
 
     @rule(name=st.sampled_from(NAMES), begin=st.integers(0, COUNT), end=st.integers(0, COUNT))
     def take(self, name: tuple[int, int], begin: int, end: int) -> None:
@@ -50,6 +67,7 @@ class Owners(RuleBasedStateMachine):
         block = list(self.owners)[choice % len(self.owners)]
         self.blocks.give(block)
         del self.owners[block]
+        self.reserved.discard(block)
 
     @rule(name=st.sampled_from(NAMES))
     def end(self, name: tuple[int, int]) -> None:
@@ -57,12 +75,15 @@ class Owners(RuleBasedStateMachine):
         assert self.blocks.give_all(*name) == len(mine)
         for block in mine:
             del self.owners[block]
+            self.reserved.discard(block)
 
     @invariant()
     def words_are_names(self) -> None:
         words = memoryview(self.memory)[STORE_HEADER_BYTES:].cast("Q")
         assert {i for i, word in enumerate(words) if word} == set(self.owners)
-        assert len({words[i] for i in self.owners}) == len(set(self.owners.values()))
+        kinds = {(name, block in self.reserved) for block, name in self.owners.items()}
+        assert len({words[i] for i in self.owners}) == len(kinds)
+        assert {i for i in range(self.COUNT) if self.blocks.is_used(i)} == self.owners.keys() - self.reserved
 
 
 TestOwners = Owners.TestCase
