@@ -1,6 +1,6 @@
 """Model servers that share one card: the first token of a suspended one, and of one in whose place another one is.
 
-    python -m benchmarks.servers [--servers 6] [--rounds 5] [--host-memory 200G] [--filler 100G]
+    python -m benchmarks.servers [--servers 6] [--rounds 5] [--host-memory 200G] [--filler 100G] [--neighbour]
 
 Each server (server.py) owns weights of 16 GB and a cache of 8 GB in expandable segments. Its decode steps are a
 captured graph. It knows of no vGPU. In each round every server gets one request, in turn:
@@ -12,7 +12,8 @@ A server's weights are of a seed of its own. In even rounds the request is a new
 on with its last answer, from its cache. It is right if its tokens are those that it gave first, and if sums of all its
 weights are the same at the end. The first server's tokens are compared with a plain program's, too, and that program's
 with its own: a server that is not exact by itself shows nothing. ``--filler``: memory of the card that is promised to
-another vGPU, as in 100G.
+another vGPU, as in 100G. ``--neighbour``: a program in another vGPU computes all the while. ``first_seconds`` is of the
+first move of each vGPU, ``seconds`` of all later ones.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -87,11 +89,18 @@ def moves(link: ControlLink, after_unix_s: float) -> dict[str, Any]:
     events = [event for event in link.events(kinds=("swapped-out", "swapped-in")) if event.at_unix_s > after_unix_s]
     found: dict[str, Any] = {}
     for kind in ("swapped-out", "swapped-in"):
+        seconds = dict[str, list[float]]()
+        for event in events:
+            if event.kind == kind:
+                seconds.setdefault(event.vgpu_id, []).append(float(event.fields["seconds"]))
         mine = [event.fields for event in events if event.kind == kind]
         if mine:
+            first = [each[0] for each in seconds.values()]
+            later = [one for each in seconds.values() for one in each[1:]]
             found[kind] = {
                 "count": len(mine),
-                "seconds": round(median(float(fields["seconds"]) for fields in mine), 3),
+                "first_seconds": [round(one, 3) for one in first],
+                "seconds": round(median(later or first), 3),
                 "bytes": median(float(fields["memory_bytes"]) for fields in mine),
                 "clean_bytes": median(float(fields.get("clean_bytes", 0)) for fields in mine),
             }
@@ -119,6 +128,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--host-memory", default="200G")
     parser.add_argument("--filler", default="")
+    parser.add_argument("--neighbour", action="store_true")
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--cache-tokens", type=int, default=6400)
     parser.add_argument("--modes", default="turns,suspended")
@@ -137,6 +147,12 @@ def main() -> None:
         stack.enter_context(explained(link))
         if args.filler:
             node.run("create", "--sm", "1", "--mem", args.filler, "--name", "filler")
+        if args.neighbour:
+            command = [*node.vgpuctl, "run", "--sm", "4", "--mem", "2G", "--burst", "--", sys.executable]
+            command += ["-m", "vgpu.workload", "--seconds", "3600", "-o", "json"]
+            process = subprocess.Popen(command, env=node.environment, stdout=subprocess.DEVNULL)
+            stack.callback(process.wait)
+            stack.callback(process.terminate)
         servers, began = [], time.monotonic()
         for number in range(1, args.servers + 1):
             own = [*arguments, "--seed", str(number)]

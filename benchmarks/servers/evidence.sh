@@ -13,6 +13,7 @@ part moves 300 env VGPU_HOOK_LOG="$(realpath "$out")/hook.log" python3 -m benchm
 for run in 1 2 3 4 5; do
     part "suspended-$run" 300 python3 -m benchmarks.servers --rounds 4 --modes suspended
 done
+part neighbour 300 python3 -m benchmarks.servers --servers 3 --rounds 4 --modes suspended --neighbour
 part turns 300 python3 -m benchmarks.servers --rounds 4 --modes turns
 part host-96 400 python3 -m benchmarks.servers --rounds 2 --modes turns --host-memory 96G --filler 58G
 part llama 500 python3 -m benchmarks.servers --servers 2 --rounds 4 --modes suspended \

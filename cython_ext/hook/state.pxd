@@ -191,6 +191,8 @@ cdef struct StoredPiece:
 cdef struct Hasher:          # of pieces, on the GPU (piece_hash.pyx)
     void* context            # in which the kernel is; NULL: in none
     void* function           # NULL: the driver does not load it there
+    uint64_t* sample         # pinned; a piece by which the kernel is checked; NULL: it was
+    PieceHash expected       # ... its hash
     PieceHash* results       # pinned, of HASHED_AT_ONCE pieces ...
     uint64_t* addresses      # ... and their addresses in Gate.chunks
 
@@ -239,7 +241,7 @@ cdef struct Gate:
     int64_t copying_ns       # ... and in waits for copies
     uint64_t swap_copied_bytes   # ... and what was copied
     uint64_t swap_copies     # ... by so many copies
-    uint32_t clean_blocks    # pieces that this move out did not copy
+    uint64_t clean_bytes     # that this move out did not copy
     uint64_t away_bytes
     uint64_t imported_bytes  # of other processes' memory, what this one holds; under memory_lock
     void* away_context       # in which it was copied

@@ -96,13 +96,20 @@ def test_a_byte_that_is_written_between_two_swaps_is_not_lost(stage: Stage, vgpu
         assert owner.change() == [True]
 
 
-def test_another_process_takes_what_is_kept_and_both_have_their_own_memory(stage: Stage, vgpu: StagedVgpu) -> None:
+ROWS_OF_NOISE = "b''.join(random.randbytes(50_000) + bytes(150_000) for _ in range(owned // 200_000 + 1))[:owned]"
+"""So each piece has parts of zeros, and others."""
+
+
+@pytest.mark.parametrize("content", ["random.randbytes(owned)", ROWS_OF_NOISE], ids=["noise", "rows"])
+def test_another_process_takes_what_is_kept_and_both_have_their_own_memory(
+    stage: Stage, vgpu: StagedVgpu, content: str
+) -> None:
     """The store has room for one of the two, and some blocks. The second leaves while the first is on the card."""
     second_vgpu = stage.vgpu(memory_bytes=1 << 30)
     second_vgpu.grants.flags = vgpu.grants.flags
     second_vgpu.store = store_of(vgpu)
     vgpus = [vgpu, second_vgpu]
-    owners = [Owner(stage, each) for each in vgpus]
+    owners = [Owner(stage, each, content) for each in vgpus]
     assert [owner.hear() for owner in owners] == [[True], [True]]
     assert STORE_SEGMENT_BLOCKS < 2 * PIECES
     for turn in range(4):
@@ -282,19 +289,50 @@ def cache(stage: Stage, vgpu: StagedVgpu) -> Owner:
     return owner
 
 
-@given(
-    st.lists(st.tuples(st.integers(0, OWNED // PART_BYTES - 1), st.integers(1, 255)), max_size=40),
-    st.lists(st.tuples(st.integers(0, OWNED // PART_BYTES - 1), st.integers(0, 255)), max_size=40),
+places = st.builds(
+    lambda part, at: part * PART_BYTES + at,
+    st.integers(0, OWNED // PART_BYTES - 1) | st.integers(0, 2 * PARTS),
+    st.sampled_from([0, 7, PART_BYTES // 2, PART_BYTES - 1]),
 )
+
+
+@given(st.lists(st.dictionaries(places, st.sampled_from([0, 1, 255]), max_size=40), min_size=1, max_size=3), st.data())
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_whatever_parts_are_written_come_back(
-    cache: Owner, first: list[tuple[int, int]], second: list[tuple[int, int]]
-) -> None:
-    """What one example has written is there for the next."""
-    for changes in (first, second):
-        assert cache.change(*((part * PART_BYTES + 7 * byte, byte) for part, byte in changes)) == [True]
+def test_whatever_parts_are_written_come_back(cache: Owner, writes: list[dict[int, int]], data: st.DataObject) -> None:
+    """Before each swap some places are written, and some that were written are zeros again. At the end all are."""
+    written = set[int]()
+    for changes in writes:
+        again = data.draw(st.sets(st.sampled_from(sorted(written)), max_size=9)) if written else set()
+        written |= changes.keys()
+        assert cache.change(*(changes | dict.fromkeys(again, 0)).items()) == [True]
         cache.swap()
         assert cache.change() == [True]
+    assert cache.change(*((at, 0) for at in written)) == [True]
+    cache.swap()
+    assert cache.vgpu.slot().clean_blocks == PIECES
+    assert cache.change() == [True]
+
+
+def test_a_kernel_that_is_wrong_about_a_sample_is_not_used(stage: Stage, vgpu: StagedVgpu) -> None:
+    """It takes all pieces for zeros."""
+    owner = Owner(stage, vgpu, VGPU_SIM_HASHES="wrong")
+    assert owner.hear() == [True]
+    for _ in range(2):
+        assert owner.swap() == 0
+        assert owner.change((5, 5)) == [True]
+        assert owner.change() == [True]
+
+
+@pytest.mark.parametrize("launches", [0, 1, 2])
+def test_without_a_hash_the_whole_piece_is_copied(stage: Stage, vgpu: StagedVgpu, launches: int) -> None:
+    """Also where a part of it was copied before."""
+    owner = Owner(stage, vgpu, "bytes(owned)", VGPU_SIM_HASHES=str(launches))
+    assert owner.hear() == [True]
+    for turn in range(4):
+        assert owner.change((turn * PART_BYTES * 5, 1), (OWNED - 1, turn)) == [True]
+        clean = owner.swap()
+        assert (clean == 0) == (turn >= launches)
+        assert owner.change() == [True]
 
 
 @pytest.mark.parametrize("content", ["bytes(owned)", "bytes(owned - 1) + b'x'"])
@@ -384,8 +422,15 @@ while True:
     assert program.hear() == expected
 
 
-def test_memory_with_zeros_that_is_half_back_leaves_again(stage: Stage, vgpu: StagedVgpu) -> None:
-    content = "b''.join(bytes(4 << 20) if part % 2 else random.randbytes(4 << 20) for part in range(owned >> 22))"
+@pytest.mark.parametrize(
+    "content",
+    [
+        "b''.join(bytes(4 << 20) if part % 2 else random.randbytes(4 << 20) for part in range(owned >> 22))",
+        ROWS_OF_NOISE,
+    ],
+    ids=["pieces", "rows"],
+)
+def test_memory_with_zeros_that_is_half_back_leaves_again(stage: Stage, vgpu: StagedVgpu, content: str) -> None:
     owner = Owner(stage, vgpu, content)
     assert owner.hear() == [True]
     for present in (34, 66, 34):

@@ -4,10 +4,11 @@ The hook thread computes them behind the shut door: nothing uses the memory any 
 has the same hash is not copied again. All pieces are hashed in one go. Reason: other contexts have the GPU in turns of
 some milliseconds, in which a kernel may have to wait, and 20 GB take 5 ms (H200).
 
-Where the driver does not load the kernel, every piece is copied.
+Where the driver does not load the kernel, or the kernel is wrong about a sample, every piece is copied. The sample goes
+with the first pieces. Reason: data that the kernel takes for zeros would be lost.
 """
 
-from libc.stdint cimport uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from cython_ext.hook.generated.driver cimport (
@@ -21,7 +22,7 @@ from cython_ext.hook.state cimport (
     Hasher, state,
 )
 from cython_ext.logic.memory.alloctable cimport Block, alloc_insert
-from cython_ext.logic.memory.piece_hash cimport HASH_LANES, PieceHash
+from cython_ext.logic.memory.piece_hash cimport HASH_LANES, PART_BYTES, PARTS, PieceHash, piece_hash
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.native cimport futex_wait, load32, now_ns
 
@@ -31,6 +32,7 @@ cdef extern from "hook/generated/piece_hash.h" nogil:
 cdef enum:
     LAUNCH_PIECES = 256          # as many addresses fit the kernel's parameters
     HASHED_AT_ONCE = 4096        # 8 GiB, which take 2 ms (H200)
+    SAMPLE = 0                   # instead of an address in Gate.chunks
     FOR_ALL_CONTEXTS = 1         # CU_MEMHOSTALLOC_PORTABLE
     FOR_THE_GPU = 2              # CU_MEMHOSTALLOC_DEVICEMAP
     QUERY_NS = 50_000
@@ -44,13 +46,23 @@ cdef struct Round:               # of hashes that are under way
     uint64_t[256] places         # where the others are on the card
 
 
+cdef PieceHash make_sample(uint64_t* words) noexcept nogil:
+    """One word in each part, each where another lane and another of its vectors reads it. The result is its hash."""
+    cdef uint64_t words_of_part = PART_BYTES / sizeof(uint64_t), part, lane, vector
+    memset(words, 0, PIECE_BYTES)
+    for part in range(PARTS):
+        lane, vector = (37 * part + 11) % HASH_LANES, part % 8
+        words[part * words_of_part + 2 * HASH_LANES * vector + 2 * lane + part / 8 % 2] = <uint64_t>1 << part
+    return piece_hash(words, PIECE_BYTES / sizeof(uint64_t))
+
+
 cdef public void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil:
     """Into this context, which is current, once. It takes the driver some 10 ms."""
     cdef Hasher* hasher = &gate.hasher
     cdef void* module = NULL
     cdef void* memory = NULL
     cdef const char* name = b"vgpu_hash_pieces"
-    cdef uint64_t size = HASHED_AT_ONCE * (sizeof(PieceHash) + sizeof(uint64_t))
+    cdef uint64_t size = PIECE_BYTES + HASHED_AT_ONCE * (sizeof(PieceHash) + sizeof(uint64_t))
     cdef int result
     if hasher.context == context:
         return
@@ -59,7 +71,9 @@ cdef public void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil:
     if result == CUDA_SUCCESS:
         result = real_cuMemHostAlloc(<uint64_t>&memory, size, FOR_ALL_CONTEXTS | FOR_THE_GPU)
     if result == CUDA_SUCCESS:
-        hasher.results = <PieceHash*>memory
+        hasher.sample = <uint64_t*>memory
+        hasher.expected = make_sample(hasher.sample)
+        hasher.results = <PieceHash*>(<uint8_t*>memory + PIECE_BYTES)
         hasher.addresses = <uint64_t*>(hasher.results + HASHED_AT_ONCE)
         result = real_cuModuleGetFunction(<uint64_t>&hasher.function, <uint64_t>module, <uint64_t>name)
     vgpu_log(b"kernel for hashes loaded, result", result, 0)
@@ -99,6 +113,17 @@ cdef bint is_over(Round* run) noexcept nogil:
     return result == CUDA_SUCCESS
 
 
+cdef bint is_right(Gate* gate, const PieceHash* hash) noexcept nogil:
+    """Whether the sample has the hash that it should have. If not, the kernel is never used again."""
+    cdef const PieceHash* expected = &gate.hasher.expected
+    cdef bint right = hash.a == expected.a and hash.b == expected.b and hash.parts == expected.parts
+    gate.hasher.sample = NULL
+    if not right:
+        gate.hasher.function = NULL
+        vgpu_log(b"the kernel for hashes is wrong", 0, 0)
+    return right
+
+
 cdef bint note(Gate* gate, Round* run) noexcept nogil:
     cdef const PieceHash* hash
     cdef Block block
@@ -107,6 +132,10 @@ cdef bint note(Gate* gate, Round* run) noexcept nogil:
         return 0
     for i in range(run.count):
         hash = &gate.hasher.results[i]
+        if gate.hasher.addresses[i] == SAMPLE:
+            if not is_right(gate, hash):
+                return 0
+            continue
         block.address, block.bytes, block.aux = gate.hasher.addresses[i], hash.a, hash.b
         block.kind, block.flags = <uint32_t>(hash.parts >> 32), <uint32_t>hash.parts
         alloc_insert(&gate.hashes, &block)       # without memory for the entry, the piece is copied
@@ -114,18 +143,24 @@ cdef bint note(Gate* gate, Round* run) noexcept nogil:
     return 1
 
 
+cdef bint add_piece(Gate* gate, uint64_t address, uint64_t place, Round* run) noexcept nogil:
+    cdef bint well = 1
+    gate.hasher.addresses[run.count] = address
+    run.places[run.count - run.launched] = place
+    run.count += 1
+    if run.count - run.launched == LAUNCH_PIECES:
+        well = launch(gate, run)
+    if well and run.count == HASHED_AT_ONCE:
+        well = note(gate, run)
+    return well
+
+
 cdef bint add_chunk(Gate* gate, Block* chunk, Round* run) noexcept nogil:
     cdef uint64_t place = vgpu_place_of(gate, chunk), at = 0
     cdef bint well = 1
     while place and well and at < chunk.bytes:
-        gate.hasher.addresses[run.count] = chunk.address + at
-        run.places[run.count - run.launched] = place + at
-        run.count += 1
+        well = add_piece(gate, chunk.address + at, place + at, run)
         at += PIECE_BYTES
-        if run.count - run.launched == LAUNCH_PIECES:
-            well = launch(gate, run)
-        if well and run.count == HASHED_AT_ONCE:
-            well = note(gate, run)
     return well
 
 
@@ -133,6 +168,8 @@ cdef void hash_all(Gate* gate, Round* run) noexcept nogil:
     cdef Block* chunk
     cdef uint64_t i
     cdef bint well = 1
+    if gate.hasher.sample != NULL:
+        well = add_piece(gate, SAMPLE, <uint64_t>gate.hasher.sample, run)
     for i in range(gate.chunks.capacity):
         chunk = &gate.chunks.blocks[i]
         if well and chunk.address and chunk.flags & (CHUNK_AWAY | CHUNK_FIXED) == 0:

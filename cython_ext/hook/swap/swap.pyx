@@ -18,7 +18,7 @@ from cython_ext.hook.generated.driver cimport (
     real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2, real_cuCtxRecordEvent, real_cuEventCreate,
     real_cuEventDestroy_v2, real_cuEventQuery, real_cuEventRecord, real_cuMemcpyDtoHAsync_v2,
     real_cuMemcpyHtoDAsync_v2, real_cuMemsetD8Async, real_cuStreamCreate, real_cuStreamDestroy_v2,
-    real_cuStreamSynchronize,
+    real_cuStreamSynchronize, real_cuStreamWaitEvent,
 )
 from cython_ext.hook.hook cimport (
     vgpu_contexts_of_returned, vgpu_drop_all_returned, vgpu_furnish, vgpu_hash_chunks, vgpu_is_clean, vgpu_keep,
@@ -38,7 +38,7 @@ from cython_ext.pages.layout cimport (
 from cython_ext.logic.memory.alloctable cimport AllocTable, Block
 from cython_ext.logic.sync.lock cimport lock_acquire, lock_release, lock_soon
 from cython_ext.logic.memory.physical cimport Mapping, Physical, PhysicalBook
-from cython_ext.logic.memory.piece_hash cimport PART_BYTES, first_run, without_run
+from cython_ext.logic.memory.piece_hash cimport PART_BYTES, bytes_of, first_run, without_run
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
 from cython_ext.native cimport (
     exchange32, fence, futex_wait, futex_wake, load32, load64, now_ns, store32, store64, storei64,
@@ -215,7 +215,9 @@ cdef struct Batch:
 
 cdef struct Mover:
     # one go of the hook thread, in a context that is current
-    void* stream             # NULL: nothing had room yet
+    void* stream             # of the copies; NULL: nothing had room yet
+    void* fills              # stream of the fills; NULL: there was none yet
+    void* filled             # event behind the fills that the next copies need
     uint64_t at              # index of the next chunk
     Batch[2] batches         # one is filled while the other is copied
 
@@ -235,11 +237,30 @@ cdef bint open_mover(Gate* gate, Mover* mover) noexcept nogil:
     )
 
 
+cdef inline bint open_fills(Gate* gate, Mover* mover) noexcept nogil:
+    return mover.fills != NULL or (
+        succeeds(gate, real_cuEventCreate(&mover.filled, CU_EVENT_DISABLE_TIMING))
+        and succeeds(gate, real_cuStreamCreate(&mover.fills, CU_STREAM_NON_BLOCKING))
+    )
+
+
+cdef void quiesce(Mover* mover) noexcept nogil:
+    """Nothing that the mover has begun uses any memory from here on."""
+    if mover.fills != NULL:
+        real_cuStreamSynchronize(mover.fills)
+    if mover.stream != NULL:
+        real_cuStreamSynchronize(mover.stream)
+
+
 cdef void close_mover(Mover* mover) noexcept nogil:
     cdef int i
     for i in range(2):
         if mover.batches[i].event != NULL:
             real_cuEventDestroy_v2(mover.batches[i].event)
+    if mover.filled != NULL:
+        real_cuEventDestroy_v2(mover.filled)
+    if mover.fills != NULL:
+        real_cuStreamDestroy_v2(mover.fills)
     if mover.stream != NULL:
         real_cuStreamDestroy_v2(mover.stream)
 
@@ -280,17 +301,18 @@ cdef int copy_parts(
 cdef int copy_out(Gate* gate, const Block* chunk, uint64_t place, void* stream, bint* copied) noexcept nogil:
     """Begin the copies of the chunk's pieces that are not clean."""
     cdef StoredPiece stored
-    cdef uint64_t at = 0, piece
+    cdef uint64_t at = 0, piece, parts
     cdef int result = CUDA_SUCCESS
     while result == CUDA_SUCCESS and at < chunk.bytes:
         piece = chunk.address + at
-        if vgpu_is_clean(gate, piece):
-            gate.clean_blocks += 1
-        elif vgpu_stored(gate, piece, &stored):
+        parts = 0
+        if not vgpu_is_clean(gate, piece):
+            if not vgpu_stored(gate, piece, &stored):
+                return CUDA_ERROR_NOT_FOUND
+            parts = vgpu_overwrite(gate, piece)
             copied[0] = 1
-            result = copy_parts(gate, place + at, stored.memory, vgpu_overwrite(gate, piece), 1, stream)
-        else:
-            result = CUDA_ERROR_NOT_FOUND
+            result = copy_parts(gate, place + at, stored.memory, parts, 1, stream)
+        gate.clean_bytes += PIECE_BYTES - bytes_of(parts)
         at += PIECE_BYTES
     return result
 
@@ -304,16 +326,22 @@ cdef uint64_t run_with_zeros(Gate* gate, uint64_t address, uint64_t end) noexcep
     return size
 
 
-cdef int fill_zeros(Gate* gate, const Block* chunk, uint64_t place, void* stream) noexcept nogil:
-    """Begin to fill the chunk's pieces of which parts left as zeros."""
+cdef bint fill_zeros(Gate* gate, const Block* chunk, uint64_t place, Mover* mover) noexcept nogil:
+    """Begin to fill the chunk's pieces of which parts left as zeros. The copies that follow wait for that. Fills have a
+    stream of their own. Reason: the driver fills by a kernel, which may wait for a turn of its context. In a turn, all
+    fills that are queued run."""
     cdef uint64_t at = 0, size
-    cdef int result = CUDA_SUCCESS
-    while result == CUDA_SUCCESS and at < chunk.bytes:
+    cdef bint well = 1, filled = 0
+    while well and at < chunk.bytes:
         size = run_with_zeros(gate, chunk.address + at, chunk.address + chunk.bytes)
         if size:
-            result = real_cuMemsetD8Async(place + at, 0, size, stream)
+            well = open_fills(gate, mover) and succeeds(gate, real_cuMemsetD8Async(place + at, 0, size, mover.fills))
+            filled = 1
         at += max(size, <uint64_t>PIECE_BYTES)
-    return result
+    if well and filled:
+        well = succeeds(gate, real_cuEventRecord(mover.filled, mover.fills))
+        well = well and succeeds(gate, real_cuStreamWaitEvent(<uint64_t>mover.stream, <uint64_t>mover.filled, 0))
+    return well
 
 
 cdef uint64_t whole_run(Gate* gate, uint64_t address, uint64_t end, const StoredPiece* first) noexcept nogil:
@@ -329,10 +357,10 @@ cdef uint64_t whole_run(Gate* gate, uint64_t address, uint64_t end, const Stored
 
 
 cdef int copy_in(Gate* gate, const Block* chunk, uint64_t place, void* stream, bint* copied) noexcept nogil:
-    """Fill the chunk's zeros, then begin its copies."""
+    """Begin the copies of the chunk's parts that were copied out."""
     cdef StoredPiece stored
     cdef uint64_t at = 0, size, end = chunk.address + chunk.bytes
-    cdef int result = fill_zeros(gate, chunk, place, stream)
+    cdef int result = CUDA_SUCCESS
     while result == CUDA_SUCCESS and at < chunk.bytes:
         if not vgpu_stored(gate, chunk.address + at, &stored):
             return CUDA_ERROR_NOT_FOUND
@@ -347,7 +375,7 @@ cdef int copy_in(Gate* gate, const Block* chunk, uint64_t place, void* stream, b
     return result
 
 
-cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream, bint* copied) noexcept nogil:
+cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, Mover* mover, bint* copied) noexcept nogil:
     """Begin its copies. ``copied``: whether it has any."""
     cdef uint64_t place = vgpu_place_of(gate, chunk)
     cdef int result
@@ -355,9 +383,11 @@ cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, void* stream, bint* cop
     if place == 0:
         return 0
     if out:
-        result = copy_out(gate, chunk, place, stream, copied)
+        result = copy_out(gate, chunk, place, mover.stream, copied)
+    elif not fill_zeros(gate, chunk, place, mover):
+        return 0
     else:
-        result = copy_in(gate, chunk, place, stream, copied)
+        result = copy_in(gate, chunk, place, mover.stream, copied)
     return succeeds(gate, result)
 
 
@@ -463,7 +493,7 @@ cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
         batch.indexes[batch.count] = mover.at
         batch.count += 1
         mover.at += 1
-        if not open_mover(gate, mover) or not copy_chunk(gate, chunk, out, mover.stream, &copied):
+        if not open_mover(gate, mover) or not copy_chunk(gate, chunk, out, mover, &copied):
             outcome = FAILED
             break
         batch.copied += copied
@@ -477,7 +507,7 @@ cdef bint has_arrived(Gate* gate, Mover* mover, const Batch* batch) noexcept nog
     cdef int64_t began_ns = now_ns()
     cdef bint well = has_copied(gate, batch)
     if not well:
-        real_cuStreamSynchronize(mover.stream)
+        quiesce(mover)
     gate.copying_ns += now_ns() - began_ns
     return well
 
@@ -537,8 +567,8 @@ cdef int carry(Gate* gate, bint out) noexcept nogil:
             well = complete(gate, &mover, 1 - turn, out)
         if not well:
             outcome = FAILED
-    if outcome == FAILED and mover.stream != NULL:
-        real_cuStreamSynchronize(mover.stream)       # nothing may be using what is taken back
+    if outcome == FAILED:
+        quiesce(&mover)      # nothing may be using what is taken back
     for turn in range(2):
         if outcome == FAILED:
             settle(gate, &mover.batches[turn], out, 0)
@@ -554,7 +584,7 @@ cdef void report_place(Gate* gate, uint32_t where) noexcept nogil:
     storei64(&gate.slot.moved_ns, now_ns() - gate.move_began_ns)
     storei64(&gate.slot.pinned_ns, gate.pinning_ns)
     if where == SLOT_AWAY:
-        store32(&gate.slot.clean_blocks, gate.clean_blocks)
+        store32(&gate.slot.clean_blocks, <uint32_t>(gate.clean_bytes / PIECE_BYTES))
     store64(&gate.slot.away_bytes, gate.away_bytes)
     store32(&gate.slot.where, where)
     gate.move_began_ns = 0
@@ -637,7 +667,7 @@ cdef int leave(Gate* gate) noexcept nogil:
             open_door(gate)
             return FAILED
         gate.where = SLOT_MOVING
-        gate.clean_blocks = 0
+        gate.clean_bytes = 0
         vgpu_drop_all_returned()
         vgpu_trim_drained_pools()
         hash_in_context(gate)

@@ -84,14 +84,22 @@ cdef inline PieceHash piece_hash(const uint64_t* words, uint64_t count) noexcept
 
 
 cdef inline uint64_t parts_to_copy(uint64_t parts) noexcept nogil:
-    """Of a piece with these parts: gaps of up to three parts are copied, too. Reason: a copy of its own for what lies
-    behind a gap takes as long as 0.1 MB more (H200)."""
+    """Of a piece with these parts: gaps of up to three parts are copied, too, and so is the end behind one of its last
+    four. Reason: a copy of its own for what lies behind a gap takes as long as 0.1 MB more (H200)."""
     cdef uint64_t no
     parts |= parts << 1
     parts |= parts << 2          # each part, and the three behind it
     no = ~parts
     no |= no >> 1
     return ~(no | no >> 2)       # the parts with which the three behind them are copied, too
+
+
+cdef inline uint64_t bytes_of(uint64_t parts) noexcept nogil:
+    cdef uint64_t count = 0
+    while parts:
+        parts &= parts - 1
+        count += 1
+    return count * PART_BYTES
 
 
 cdef inline uint64_t first_run(uint64_t parts, uint64_t* begin) noexcept nogil:

@@ -35,6 +35,7 @@ class Block:
         self.labels = {line[:-1]: at for at, line in enumerate(self.code) if line.endswith(":")}
         self.words, self.stored = words, dict[int, int]()
         self.shared: dict[int, int] = {}
+        self.shared_bytes = int(re.findall(r"\.shared .*\[(\d+)\]", text)[0])
         self.unpublished: dict[int, int] = {}
         """Shared words that no barrier has passed yet."""
         self.active = list(range(LANES))
@@ -159,6 +160,7 @@ class Block:
 
     def store(self, space: str, at: int, value: int) -> None:
         if space == "shared":
+            assert 0 <= at <= self.shared_bytes - 8
             self.unpublished[at] = value
         else:
             self.stored[at] = value
@@ -178,10 +180,20 @@ def noise(seed: int) -> list[int]:
 
 
 def row(part: int) -> list[int]:
-    """A piece with one word that is not 0, in that part: the first, the last, or one of another thread and vector."""
+    """A piece with one word that is not 0, in that part: the first, the last, or another one."""
     words = [0] * WORDS
     words[part * PART_WORDS + {0: 0, 63: PART_WORDS - 1}.get(part, 7 * part * 61 % PART_WORDS)] = 1 << part
     return words
+
+
+def test_it_finds_a_word_wherever_a_thread_reads_it() -> None:
+    """One word in each part: of each of the 16 that a thread reads in a round, and of 64 threads."""
+    words = [0] * WORDS
+    for part in range(64):
+        vector, lane = part % 8, (37 * part + 11) % LANES
+        words[part * PART_WORDS + 2 * LANES * vector + 2 * lane + part // 8 % 2] = 1 << part
+    assert computed(words) == expected(words)
+    assert expected(words)[2] == MASK[64]
 
 
 @pytest.mark.parametrize("part", [None, 0, 29, 63])

@@ -1,8 +1,13 @@
-"""Launching kernels: parameters are read as the driver reads them, the cost model makes of them a duration."""
+"""Launching kernels: parameters are read as the driver reads them, the cost model makes of them a duration.
+
+Where ``VGPU_SIM_HASHES`` is ``wrong``, the hook's kernel for hashes takes all pieces for zeros. Where it is a number,
+the kernel cannot be launched more often.
+"""
 
 from libc.math cimport ceil
 from libc.stdint cimport uint32_t, uint64_t
-from libc.string cimport memcpy, memset
+from libc.stdlib cimport getenv, strtoul
+from libc.string cimport memcpy, memset, strcmp
 
 from cython_ext.logic.memory.piece_hash cimport PieceHash, piece_hash
 from cython_ext.logic.memory.pieces cimport PIECE_BYTES
@@ -18,6 +23,7 @@ cdef extern CUresult cuCtxSetCurrent(Context* context) noexcept nogil
 cdef enum:
     LAUNCH_BUFFER = 1
     LAUNCH_BUFFER_SIZE = 2
+    LAUNCH_OUT_OF_RESOURCES = 701
     LAUNCH_ATTRIBUTE_COOPERATIVE = 2
     KERNEL_NS = 2000            # the least a kernel takes
     WAVE_NS = 5000              # one wave of blocks of a kernel without a length of its own
@@ -104,13 +110,25 @@ cdef public CUresult drv_price_kernel(Function* function, const unsigned int* gr
     return SUCCESS
 
 
-cdef void hash_pieces(void** parameters, unsigned int blocks) noexcept nogil:
-    """At once: the hook launches it while nothing else uses the memory."""
+cdef unsigned long hash_launches = 0     # by this process
+
+
+cdef CUresult hash_pieces(void** parameters, unsigned int blocks) noexcept nogil:
+    """At once: the hook launches it while nothing else uses the memory. ``VGPU_SIM_HASHES`` says what fails."""
+    global hash_launches
     cdef PieceHash* results = (<PieceHash**>parameters[0])[0]
     cdef const uint64_t** addresses = <const uint64_t**>parameters[1]
+    cdef const char* fault = getenv(b"VGPU_SIM_HASHES")
+    cdef bint wrong = fault != NULL and strcmp(fault, b"wrong") == 0
     cdef unsigned int i
+    hash_launches += 1
+    if fault != NULL and not wrong and hash_launches > strtoul(fault, NULL, 10):
+        return LAUNCH_OUT_OF_RESOURCES
     for i in range(blocks):
         results[i] = piece_hash(addresses[i], PIECE_BYTES / sizeof(uint64_t))
+        if wrong:
+            results[i].parts = 0
+    return SUCCESS
 
 
 cdef CUresult launch(Function* function, unsigned int* grid, unsigned int* block, unsigned int shared_bytes,
@@ -121,7 +139,7 @@ cdef CUresult launch(Function* function, unsigned int* grid, unsigned int* block
     if result == SUCCESS:
         result = drv_price_kernel(function, grid, block, shared_bytes, parameters, extra, stream, &work)
     if result == SUCCESS and function.hashes and parameters != NULL:
-        hash_pieces(parameters, grid[0])
+        result = hash_pieces(parameters, grid[0])
     return drv_submit(stream, &work) if result == SUCCESS else result
 
 
