@@ -13,7 +13,7 @@ on with its last answer, from its cache. It is right if its tokens are those tha
 weights are the same at the end. The first server's tokens are compared with a plain program's, too, and that program's
 with its own: a server that is not exact by itself shows nothing. ``--filler``: memory of the card that is promised to
 another vGPU, as in 100G. ``--neighbour``: a program in another vGPU computes all the while. ``first_seconds`` is of the
-first move of each vGPU, ``seconds`` of all later ones.
+first move of each vGPU in this mode, ``seconds`` of all later ones.
 """
 
 from __future__ import annotations
@@ -147,12 +147,13 @@ def main() -> None:
         stack.enter_context(explained(link))
         if args.filler:
             node.run("create", "--sm", "1", "--mem", args.filler, "--name", "filler")
+        neighbour = None
         if args.neighbour:
             command = [*node.vgpuctl, "run", "--sm", "4", "--mem", "2G", "--burst", "--", sys.executable]
             command += ["-m", "vgpu.workload", "--seconds", "3600", "-o", "json"]
-            process = subprocess.Popen(command, env=node.environment, stdout=subprocess.DEVNULL)
-            stack.callback(process.wait)
-            stack.callback(process.terminate)
+            neighbour = subprocess.Popen(command, env=node.environment, stdout=subprocess.DEVNULL)
+            stack.callback(neighbour.wait)
+            stack.callback(neighbour.terminate)
         servers, began = [], time.monotonic()
         for number in range(1, args.servers + 1):
             own = [*arguments, "--seed", str(number)]
@@ -173,6 +174,8 @@ def main() -> None:
             began = time.time()
             result[mode] = scene.measure(mode)
             result[mode]["moves"] = moves(link, began)
+            if neighbour is not None and neighbour.poll() is not None:
+                sys.exit(f"the neighbour ended with {neighbour.returncode}: there is nothing to learn from this run")
     print(json.dumps(result, indent=1))
 
 

@@ -284,6 +284,7 @@ cdef extern:
     uint64_t vgpu_room_for_run(const Gate* gate, const uint8_t* memory) noexcept nogil
     uint64_t vgpu_pinned_blocks(Gate* gate) noexcept nogil
     bint vgpu_pin_next(Gate* gate, uint64_t owned) noexcept nogil
+    void vgpu_reserve_no_more_than(Gate* gate, uint64_t owned) noexcept nogil
     void vgpu_forget_pins(Gate* gate) noexcept nogil
     void vgpu_keep(Gate* gate, const Block* chunk) noexcept nogil
     bint vgpu_is_clean(Gate* gate, uint64_t address) noexcept nogil

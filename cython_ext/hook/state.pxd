@@ -191,7 +191,9 @@ cdef struct StoredPiece:
 cdef struct Hasher:          # of pieces, on the GPU (piece_hash.pyx)
     void* context            # in which the kernel is; NULL: in none
     void* function           # NULL: the driver does not load it there
-    uint64_t* sample         # pinned; a piece by which the kernel is checked; NULL: it was
+    void* memory_context     # which has made the pinned memory that follows; NULL: there is none
+    void* checked            # the context in which the kernel was checked
+    uint64_t* sample         # pinned; a piece by which that is done ...
     PieceHash expected       # ... its hash
     PieceHash* results       # pinned, of HASHED_AT_ONCE pieces ...
     uint64_t* addresses      # ... and their addresses in Gate.chunks
@@ -241,7 +243,7 @@ cdef struct Gate:
     int64_t copying_ns       # ... and in waits for copies
     uint64_t swap_copied_bytes   # ... and what was copied
     uint64_t swap_copies     # ... by so many copies
-    uint64_t clean_bytes     # that this move out did not copy
+    uint64_t clean_bytes     # that the last move out did not copy
     uint64_t away_bytes
     uint64_t imported_bytes  # of other processes' memory, what this one holds; under memory_lock
     void* away_context       # in which it was copied
@@ -249,6 +251,8 @@ cdef struct Gate:
     Store store
     Store heir               # of a later server, once nothing is left in the other
     uint64_t store_next      # the part in which a block was found last
+    uint64_t store_ready     # how many blocks had memory when the pinning thread saw it grow last ...
+    int64_t store_grew_ns    # ... and when that was
     uint64_t kept_next       # the kept block that was taken last
     uint32_t store_stage     # where this go takes blocks from (store.pyx)
     int64_t pinning_ns       # of this move

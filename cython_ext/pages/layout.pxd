@@ -231,7 +231,7 @@ cdef struct Slot:
     uint32_t waits_ppm       # the part of the last 200 ms in which it waited for the GPU
     uint32_t burst_us        # GPU time of the work between two waits for it, the mean weighted by work
     uint64_t work_ns         # Σ over its launches: GPU time that they take by themselves, as learned
-    uint64_t pinned_bytes    # of the store, that it has pinned and could use
+    uint64_t pinned_bytes    # of the store, that it has pinned for itself
     uint32_t clean_blocks    # what the last move out did not copy, in pieces of 2 MiB: the store had it, or zeros
     # A slot stays 512 bytes on x86-64, which are used up with this word.
     uint32_t imported_pieces     # of 2 MiB: memory of other processes that it holds, not charged here

@@ -201,6 +201,7 @@ def test_the_store_of_a_later_server_is_used_once_nothing_is_left_in_the_other(s
     asked_to_leave(vgpu)
     program.until(Where.AWAY)
     assert (first.used, used(vgpu)) == (0, OWNED)
+    assert (first.reserved, first.kept()) == (0, {})
     asked_back(vgpu, 0)
     program.until(Where.RESIDENT)
     is_whole(program, vgpu)

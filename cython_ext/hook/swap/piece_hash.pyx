@@ -56,33 +56,44 @@ cdef PieceHash make_sample(uint64_t* words) noexcept nogil:
     return piece_hash(words, PIECE_BYTES / sizeof(uint64_t))
 
 
+cdef bint have_memory(Hasher* hasher, void* context) noexcept nogil:
+    """Pinned memory for the sample, results and addresses. All contexts can use it, until the one that made it ends."""
+    cdef uint64_t size = PIECE_BYTES + HASHED_AT_ONCE * (sizeof(PieceHash) + sizeof(uint64_t))
+    cdef void* memory = NULL
+    if hasher.memory_context == NULL:
+        if real_cuMemHostAlloc(<uint64_t>&memory, size, FOR_ALL_CONTEXTS | FOR_THE_GPU) != CUDA_SUCCESS:
+            return 0
+        hasher.memory_context = context
+        hasher.sample = <uint64_t*>memory
+        hasher.expected = make_sample(hasher.sample)
+        hasher.results = <PieceHash*>(<uint8_t*>memory + PIECE_BYTES)
+        hasher.addresses = <uint64_t*>(hasher.results + HASHED_AT_ONCE)
+    return 1
+
+
 cdef public void vgpu_load_hasher(Gate* gate, void* context) noexcept nogil:
     """Into this context, which is current, once. It takes the driver some 10 ms."""
     cdef Hasher* hasher = &gate.hasher
     cdef void* module = NULL
-    cdef void* memory = NULL
     cdef const char* name = b"vgpu_hash_pieces"
-    cdef uint64_t size = PIECE_BYTES + HASHED_AT_ONCE * (sizeof(PieceHash) + sizeof(uint64_t))
     cdef int result
     if hasher.context == context:
         return
     hasher.context, hasher.function = context, NULL
     result = real_cuModuleLoadData(<uint64_t>&module, <uint64_t>VGPU_PIECE_HASH)
-    if result == CUDA_SUCCESS:
-        result = real_cuMemHostAlloc(<uint64_t>&memory, size, FOR_ALL_CONTEXTS | FOR_THE_GPU)
-    if result == CUDA_SUCCESS:
-        hasher.sample = <uint64_t*>memory
-        hasher.expected = make_sample(hasher.sample)
-        hasher.results = <PieceHash*>(<uint8_t*>memory + PIECE_BYTES)
-        hasher.addresses = <uint64_t*>(hasher.results + HASHED_AT_ONCE)
+    if result == CUDA_SUCCESS and have_memory(hasher, context):
         result = real_cuModuleGetFunction(<uint64_t>&hasher.function, <uint64_t>module, <uint64_t>name)
     vgpu_log(b"kernel for hashes loaded, result", result, 0)
 
 
 cdef public void vgpu_forget_hasher(Gate* gate, const void* context) noexcept nogil:
-    """The context has ended, and the kernel with it."""
-    if gate.hasher.context == context:
-        gate.hasher.context = NULL
+    """The context has ended, and the kernel, or the pinned memory, with it."""
+    if gate.hasher.checked == context:
+        gate.hasher.checked = NULL
+    if gate.hasher.context == context or gate.hasher.memory_context == context:
+        gate.hasher.context = gate.hasher.function = NULL
+    if gate.hasher.memory_context == context:
+        gate.hasher.memory_context = NULL
 
 
 cdef bint launch(Gate* gate, Round* run) noexcept nogil:
@@ -117,7 +128,7 @@ cdef bint is_right(Gate* gate, const PieceHash* hash) noexcept nogil:
     """Whether the sample has the hash that it should have. If not, the kernel is never used again."""
     cdef const PieceHash* expected = &gate.hasher.expected
     cdef bint right = hash.a == expected.a and hash.b == expected.b and hash.parts == expected.parts
-    gate.hasher.sample = NULL
+    gate.hasher.checked = gate.hasher.context
     if not right:
         gate.hasher.function = NULL
         vgpu_log(b"the kernel for hashes is wrong", 0, 0)
@@ -168,7 +179,7 @@ cdef void hash_all(Gate* gate, Round* run) noexcept nogil:
     cdef Block* chunk
     cdef uint64_t i
     cdef bint well = 1
-    if gate.hasher.sample != NULL:
+    if gate.hasher.checked != gate.hasher.context:
         well = add_piece(gate, SAMPLE, <uint64_t>gate.hasher.sample, run)
     for i in range(gate.chunks.capacity):
         chunk = &gate.chunks.blocks[i]

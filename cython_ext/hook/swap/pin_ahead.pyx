@@ -1,7 +1,8 @@
 """A thread of the process pins host memory before the process's memory has to leave the card for the first time.
 
 The GPU Server gets the store its memory (``gpuserver/runtime/memory/swapping.py::grow_ahead``). This thread pins as
-much of it as the process owns, one part after the other, and reserves the blocks. A part takes 10 ms in the driver, in
+much of it as the process owns, one part after the other, and reserves the blocks. Where the store stays too small, it
+pins parts whose blocks others reserve or keep, too. A part takes 10 ms in the driver, in
 which other calls of the process may have to wait. So the thread rests between two parts, and much longer while the GPU
 has work of the process.
 
@@ -13,7 +14,8 @@ from libc.stdint cimport int64_t, uint64_t
 from cython_ext.hook.gate.relaxed cimport relax, restore
 from cython_ext.hook.generated.driver cimport real_cuCtxPopCurrent_v2, real_cuCtxPushCurrent_v2
 from cython_ext.hook.hook cimport (
-    vgpu_context_for_copies, vgpu_load_hasher, vgpu_pin_next, vgpu_pinned_blocks, vgpu_touched, vgpu_try_touch,
+    vgpu_context_for_copies, vgpu_load_hasher, vgpu_pin_next, vgpu_pinned_blocks, vgpu_reserve_no_more_than,
+    vgpu_touched, vgpu_try_touch,
 )
 from cython_ext.hook.state cimport CUDA_SUCCESS, Gate, is_removed, is_swappable, state
 from cython_ext.logic.memory.store cimport BLOCK_BYTES
@@ -44,10 +46,12 @@ cdef inline uint64_t owned_blocks(const Gate* gate) noexcept nogil:
 
 
 cdef bint lacks(Gate* gate) noexcept nogil:
-    """Whether the process owns more than it has pinned. It reports what it has."""
-    cdef uint64_t pinned = vgpu_pinned_blocks(gate)
+    """Whether the process owns more than it has pinned. It reports what it has, and gives back what is too much."""
+    cdef uint64_t owned = owned_blocks(gate), pinned
+    vgpu_reserve_no_more_than(gate, owned)
+    pinned = vgpu_pinned_blocks(gate)
     store64(&gate.slot.pinned_bytes, pinned * BLOCK_BYTES)
-    return pinned < owned_blocks(gate)
+    return pinned < owned
 
 
 cdef bint pin_one(Gate* gate) noexcept nogil:
@@ -62,7 +66,8 @@ cdef bint pin_one(Gate* gate) noexcept nogil:
         return 0
     mode = relax()
     if real_cuCtxPushCurrent_v2(context) == CUDA_SUCCESS:
-        vgpu_load_hasher(gate, context)
+        if gate.hasher.context == NULL:
+            vgpu_load_hasher(gate, context)
         more = vgpu_pin_next(gate, owned_blocks(gate))
         real_cuCtxPopCurrent_v2(&context)
     restore(mode)

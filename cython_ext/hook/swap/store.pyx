@@ -24,7 +24,7 @@ from cython_ext.logic.sync.lock cimport lock_acquire, lock_release
 from cython_ext.logic.memory.piece_hash cimport PieceHash, parts_to_copy
 from cython_ext.logic.memory.store cimport (
     BLOCK_BYTES, is_used, name_in, store_drop, store_give, store_give_all, store_keep, store_name, store_owners,
-    store_reclaim, store_reserve, store_size, store_take, store_take_kept, store_take_reserved,
+    store_reclaim, store_reserve, store_size, store_take, store_take_kept, store_take_reserved, store_unreserve,
 )
 from cython_ext.logic.meter.durations cimport mix64
 from cython_ext.native cimport load32, load64, now_ns
@@ -52,10 +52,13 @@ cdef enum:
     STAGE_RESERVED = 0       # blocks that this process reserves
     STAGE_PINNED = 1         # free blocks of parts that are pinned here
     STAGE_FREE = 2           # ... of other parts
-    STAGE_RESERVED_BY_OTHERS = 3
-    STAGE_NAMED = 4          # what the three processes keep that the server has named
-    STAGE_OTHERS = 7         # what any other process keeps
-    STAGE_OWN = 8            # what this process keeps, for other pieces
+    STAGE_RESERVED_BY_OTHERS = 3     # ... in parts that are pinned here
+    STAGE_RESERVED_ELSEWHERE = 4     # ... in other parts
+    STAGE_NAMED = 5          # what the three processes keep that the server has named
+    STAGE_OTHERS = 8         # what any other process keeps
+    STAGE_OWN = 9            # what this process keeps, for other pieces
+
+    SETTLED_NS = 5_000_000_000       # a store that has not grown for so long is as large as it will be
 
 
 cdef bint map_store(Store* store, int fd, uint64_t file) noexcept nogil:
@@ -172,10 +175,14 @@ cdef int64_t take_from(Gate* gate, uint32_t stage) noexcept nogil:
         part = (gate.store_next + k) % parts
         begin, end = part * PIN_BLOCKS, (part + 1) * PIN_BLOCKS
         pinned = gate.store.pins[part] != PIN_NONE
-        if stage == STAGE_RESERVED or stage == STAGE_RESERVED_BY_OTHERS:
-            block = store_take_reserved(gate.store.page, name(gate), stage == STAGE_RESERVED, begin, end)
-        elif pinned == (stage == STAGE_PINNED):
+        if stage == STAGE_RESERVED:
+            block = store_take_reserved(gate.store.page, name(gate), 1, begin, end)
+        elif pinned != (stage == STAGE_PINNED or stage == STAGE_RESERVED_BY_OTHERS):
+            continue
+        elif stage < STAGE_RESERVED_BY_OTHERS:
             block = store_take(gate.store.page, name(gate), begin, end)
+        else:
+            block = store_take_reserved(gate.store.page, name(gate), 0, begin, end)
         if block >= 0:
             gate.store_next = part
             return block
@@ -274,10 +281,33 @@ cdef int64_t next_part(const Gate* gate, uint32_t pins, uint32_t kind) noexcept 
     return -1
 
 
+cdef public void vgpu_reserve_no_more_than(Gate* gate, uint64_t owned) noexcept nogil:
+    """Give back what this process reserves, as long as it has more than so many blocks. The caller touches."""
+    cdef uint64_t blocks, own = 0, i
+    cdef const uint64_t* owners
+    if gate.store.page == NULL:
+        return
+    blocks = ready_blocks(gate)
+    owners = store_owners(gate.store.page)
+    for i in range(blocks):
+        own += is_of_kind(gate, load64(&owners[i]), BLOCKS_OWN)
+    for i in range(blocks):
+        if own > owned and store_unreserve(gate.store.page, i, name(gate)):
+            own -= 1
+
+
+cdef bint is_settled(Gate* gate) noexcept nogil:
+    """Whether the store has not grown for a while."""
+    cdef uint64_t ready = ready_blocks(gate)
+    if ready != gate.store_ready:
+        gate.store_ready, gate.store_grew_ns = ready, now_ns()
+    return now_ns() - gate.store_grew_ns > SETTLED_NS
+
+
 cdef public bint vgpu_pin_next(Gate* gate, uint64_t owned) noexcept nogil:
     """Pin one more part, and reserve its free blocks, if this process has pinned less than so many blocks for itself.
-    Where none is free, parts are pinned whose blocks others keep or reserve, until as many could be taken. 0: there is
-    no more to do, or the driver does not pin it now. The caller has a context current."""
+    Where none is free, and the store does not grow, parts are pinned whose blocks others keep or reserve, until as many
+    could be taken. 0: there is no more to do, or the driver does not pin it now. The caller has a context current."""
     cdef Blocks found
     cdef int64_t part
     if gate.store.page == NULL or gate.heir.page != NULL:
@@ -293,7 +323,7 @@ cdef public bint vgpu_pin_next(Gate* gate, uint64_t owned) noexcept nogil:
         part = next_part(gate, PIN_NONE, BLOCKS_FREE)
     if part >= 0:
         return is_pinned_now(gate, part) and reserve_in(gate, part, owned - found.own) > 0
-    if found.own + found.others >= owned:
+    if found.own + found.others >= owned or not is_settled(gate):
         return 0
     part = next_part(gate, PIN_NONE, BLOCKS_OTHERS)
     return part >= 0 and is_pinned_now(gate, part)

@@ -209,6 +209,7 @@ cdef struct Batch:
     # chunks whose copies are under way
     uint32_t count
     uint32_t copied          # of these, chunks with a copy
+    uint64_t clean_bytes     # of these, what is not copied
     uint64_t[64] indexes     # in Gate.chunks
     void* event              # behind the copies
 
@@ -298,21 +299,21 @@ cdef int copy_parts(
     return result
 
 
-cdef int copy_out(Gate* gate, const Block* chunk, uint64_t place, void* stream, bint* copied) noexcept nogil:
+cdef int copy_out(
+    Gate* gate, const Block* chunk, uint64_t place, void* stream, uint64_t* copied_bytes
+) noexcept nogil:
     """Begin the copies of the chunk's pieces that are not clean."""
     cdef StoredPiece stored
     cdef uint64_t at = 0, piece, parts
     cdef int result = CUDA_SUCCESS
     while result == CUDA_SUCCESS and at < chunk.bytes:
         piece = chunk.address + at
-        parts = 0
         if not vgpu_is_clean(gate, piece):
             if not vgpu_stored(gate, piece, &stored):
                 return CUDA_ERROR_NOT_FOUND
             parts = vgpu_overwrite(gate, piece)
-            copied[0] = 1
+            copied_bytes[0] += bytes_of(parts)
             result = copy_parts(gate, place + at, stored.memory, parts, 1, stream)
-        gate.clean_bytes += PIECE_BYTES - bytes_of(parts)
         at += PIECE_BYTES
     return result
 
@@ -356,7 +357,9 @@ cdef uint64_t whole_run(Gate* gate, uint64_t address, uint64_t end, const Stored
     return size
 
 
-cdef int copy_in(Gate* gate, const Block* chunk, uint64_t place, void* stream, bint* copied) noexcept nogil:
+cdef int copy_in(
+    Gate* gate, const Block* chunk, uint64_t place, void* stream, uint64_t* copied_bytes
+) noexcept nogil:
     """Begin the copies of the chunk's parts that were copied out."""
     cdef StoredPiece stored
     cdef uint64_t at = 0, size, end = chunk.address + chunk.bytes
@@ -364,30 +367,32 @@ cdef int copy_in(Gate* gate, const Block* chunk, uint64_t place, void* stream, b
     while result == CUDA_SUCCESS and at < chunk.bytes:
         if not vgpu_stored(gate, chunk.address + at, &stored):
             return CUDA_ERROR_NOT_FOUND
-        copied[0] |= stored.parts != 0
         if stored.parts == UINT64_MAX:
             size = whole_run(gate, chunk.address + at, end, &stored)
+            copied_bytes[0] += size
             result = copy(gate, place + at, stored.memory, size, 0, stream)
         else:
             size = PIECE_BYTES
+            copied_bytes[0] += bytes_of(stored.parts)
             result = copy_parts(gate, place + at, stored.memory, stored.parts, 0, stream)
         at += size
     return result
 
 
-cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, Mover* mover, bint* copied) noexcept nogil:
-    """Begin its copies. ``copied``: whether it has any."""
-    cdef uint64_t place = vgpu_place_of(gate, chunk)
+cdef bint copy_chunk(Gate* gate, Block* chunk, bint out, Mover* mover, Batch* batch) noexcept nogil:
+    """Begin its copies."""
+    cdef uint64_t place = vgpu_place_of(gate, chunk), copied_bytes = 0
     cdef int result
-    copied[0] = 0
     if place == 0:
         return 0
     if out:
-        result = copy_out(gate, chunk, place, mover.stream, copied)
+        result = copy_out(gate, chunk, place, mover.stream, &copied_bytes)
     elif not fill_zeros(gate, chunk, place, mover):
         return 0
     else:
-        result = copy_in(gate, chunk, place, mover.stream, copied)
+        result = copy_in(gate, chunk, place, mover.stream, &copied_bytes)
+    batch.copied += copied_bytes != 0
+    batch.clean_bytes += chunk.bytes - copied_bytes
     return succeeds(gate, result)
 
 
@@ -423,6 +428,8 @@ cdef void settle_out(Gate* gate, Batch* batch, bint well) noexcept nogil:
         vgpu_strip(chunk)
         chunk.flags |= CHUNK_AWAY
         count_away(gate, chunk.bytes)
+    if well and batch.count:
+        gate.clean_bytes += batch.clean_bytes
     batch.count = 0
 
 
@@ -480,9 +487,8 @@ cdef int prepare(Gate* gate, Block* chunk, bint out) noexcept nogil:
 cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
     """Begin the copies of some chunks. DONE: there is none left."""
     cdef Block* chunk
-    cdef bint copied = 0
     cdef int outcome = DONE
-    batch.copied = 0
+    batch.copied, batch.clean_bytes = 0, 0
     while batch.copied < BATCH_CHUNKS and batch.count < BATCH_MOST:
         chunk = next_chunk(gate, mover, not out)
         if chunk == NULL:
@@ -493,10 +499,9 @@ cdef int fill(Gate* gate, Mover* mover, Batch* batch, bint out) noexcept nogil:
         batch.indexes[batch.count] = mover.at
         batch.count += 1
         mover.at += 1
-        if not open_mover(gate, mover) or not copy_chunk(gate, chunk, out, mover, &copied):
+        if not open_mover(gate, mover) or not copy_chunk(gate, chunk, out, mover, batch):
             outcome = FAILED
             break
-        batch.copied += copied
     if mover.stream != NULL and batch.count and not succeeds(gate, real_cuEventRecord(batch.event, mover.stream)):
         outcome = FAILED
     return outcome
@@ -667,7 +672,6 @@ cdef int leave(Gate* gate) noexcept nogil:
             open_door(gate)
             return FAILED
         gate.where = SLOT_MOVING
-        gate.clean_bytes = 0
         vgpu_drop_all_returned()
         vgpu_trim_drained_pools()
         hash_in_context(gate)
@@ -711,6 +715,8 @@ cdef public int64_t vgpu_move(Gate* gate) noexcept nogil:
     aim = SLOT_AWAY if out else SLOT_RESIDENT
     if gate.aim != aim:
         gate.aim, gate.move_began_ns, gate.move_after_ns = aim, 0, 0
+        if out:
+            gate.clean_bytes = 0
     if gate.where == aim:
         if load32(&gate.slot.where) != aim:      # it was stuck on the other way
             store32(&gate.slot.where, aim)

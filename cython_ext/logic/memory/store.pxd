@@ -97,6 +97,11 @@ cdef inline bint store_reserve(StorePage* store, uint64_t block, uint64_t name) 
     return cas64(&store_owners(store)[block], 0, reserved_by(name))
 
 
+cdef inline bint store_unreserve(StorePage* store, uint64_t block, uint64_t name) noexcept nogil:
+    """The block is free. 0: this process does not reserve it."""
+    return cas64(&store_owners(store)[block], reserved_by(name), 0)
+
+
 cdef inline int64_t store_take_reserved(
     StorePage* store, uint64_t name, bint own, uint64_t begin, uint64_t end
 ) noexcept nogil:

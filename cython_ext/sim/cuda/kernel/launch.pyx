@@ -1,7 +1,7 @@
 """Launching kernels: parameters are read as the driver reads them, the cost model makes of them a duration.
 
-Where ``VGPU_SIM_HASHES`` is ``wrong``, the hook's kernel for hashes takes all pieces for zeros. Where it is a number,
-the kernel cannot be launched more often.
+Where ``VGPU_SIM_HASHES`` is ``zeros``, the hook's kernel for hashes takes all pieces for zeros; where it is ``same``,
+for the same. Where it is a number, the kernel cannot be launched more often.
 """
 
 from libc.math cimport ceil
@@ -119,15 +119,18 @@ cdef CUresult hash_pieces(void** parameters, unsigned int blocks) noexcept nogil
     cdef PieceHash* results = (<PieceHash**>parameters[0])[0]
     cdef const uint64_t** addresses = <const uint64_t**>parameters[1]
     cdef const char* fault = getenv(b"VGPU_SIM_HASHES")
-    cdef bint wrong = fault != NULL and strcmp(fault, b"wrong") == 0
+    cdef bint zeros = fault != NULL and strcmp(fault, b"zeros") == 0
+    cdef bint same = fault != NULL and strcmp(fault, b"same") == 0
     cdef unsigned int i
     hash_launches += 1
-    if fault != NULL and not wrong and hash_launches > strtoul(fault, NULL, 10):
+    if fault != NULL and not (zeros or same) and hash_launches > strtoul(fault, NULL, 10):
         return LAUNCH_OUT_OF_RESOURCES
     for i in range(blocks):
         results[i] = piece_hash(addresses[i], PIECE_BYTES / sizeof(uint64_t))
-        if wrong:
+        if zeros:
             results[i].parts = 0
+        if same:
+            results[i].a = results[i].b = 7
     return SUCCESS
 
 
