@@ -117,6 +117,24 @@ def test_the_parts_that_are_pinned_in_case_are_those_that_are_taken(stage: Stage
     assert pinned_parts(log) <= 8
 
 
+def test_a_move_that_has_pinned_nothing_ahead_pins_no_more_than_it_needs(stage: Stage, tmp_path: Path) -> None:
+    """The store gets its memory once the process is leaving."""
+    vgpu = swappable(stage, blocks=1)
+    vgpu.store = StorePage.create(6 * STORE_SEGMENT_BLOCKS)
+    log = tmp_path / "hook.log"
+    program = owner(stage, vgpu, OWNED, log)
+    program.hear()
+    vgpu.withdraw()
+    vgpu.grants.flags = vgpu.grants.flags | AWAY
+    program.until(Where.MOVING)
+    vgpu.store.grow(6 * STORE_SEGMENT_BLOCKS)
+    program.until(Where.AWAY)
+    assert pinned_parts(log) == 4
+    program.come_back()
+    program.go_on()
+    assert program.hear() == [[7]]
+
+
 def test_a_process_pins_no_more_than_it_owns_while_the_store_grows(stage: Stage, tmp_path: Path) -> None:
     vgpu = swappable(stage, blocks=1)
     vgpu.store = StorePage.create(5 * STORE_SEGMENT_BLOCKS)

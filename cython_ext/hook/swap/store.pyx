@@ -414,6 +414,8 @@ cdef int64_t take_block(Gate* gate) noexcept nogil:
     while block < 0 and gate.store_stage < STAGE_OWN:
         gate.store_stage += 1
         block = take_in_stage(gate, gate.store_stage)
+    if gate.store_stage == STAGE_FREE or gate.store_stage == STAGE_RESERVED_ELSEWHERE:
+        gate.store_stage -= 1        # its part is pinned now, and may have more
     return block
 
 
